@@ -1,0 +1,1 @@
+"""Machine descriptions: data only."""

@@ -1,0 +1,81 @@
+"""The entry point: a group whose commands are imported only when they are called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from overlapsim import __version__
+from overlapsim.errors import OverlapSimError
+
+# Name -> (module, one line of help): `--help` must import none of them.
+COMMANDS: Final = {
+    "operator": ("overlapsim.cli.operator", "Plan how one GEMM overlaps with its collective."),
+    "trace": ("overlapsim.cli.trace", "Simulate a plan file again; write its trace or plot."),
+    "profiles": ("overlapsim.cli.profiles", "List, show and check hardware profiles."),
+    "strategies": ("overlapsim.cli.strategies", "List and show overlap strategies."),
+}
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module when the command is run, not when help is shown."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return command names in the order of the workflow."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command, or None where it is unknown."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name the known commands when an unknown one is called."""
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            ctx.fail(f"command {args[0]!r} is unknown; expected one of {', '.join(COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="overlapsim")
+def cli() -> None:
+    """Predict and plan how computation and communication overlap on multi-GPU machines."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; errors of ours become one line on stderr and their exit code."""
+    try:
+        cli.main(args=None if arguments is None else list(arguments), prog_name="overlapsim", standalone_mode=False)
+    except OverlapSimError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.Abort:
+        click.echo("error: interrupted", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        click.echo(f"error: {error.format_message()}", err=True)
+        sys.exit(2)
+    except BrokenPipeError:
+        # The reader of our output has closed it (`| head`): nobody is left to tell.
+        sys.stderr.close()
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""How the answer of `operator` is shown: JSON with stable keys, or tables for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from overlapsim.planner.operator import OperatorResult, StrategyResult
+from overlapsim.units import format_time
+
+
+def result_json(result: OperatorResult) -> str:
+    """JSON text; keys carry units, see docs/cli.md."""
+    content = {
+        "serial_s": result.serial.prediction and result.serial.prediction.value_s,
+        "ceiling": result.ceiling,
+        "lower_bound_s": result.lower_bound_s,
+        "verdict": result.verdict,
+        "cause": result.cause,
+        "best": result.best.strategy.name,
+        "strategies": [_entry(entry) for entry in result.results],
+        "findings": msgspec.to_builtins(result.findings),
+    }
+    return msgspec.json.format(msgspec.json.encode(content), indent=2).decode()
+
+
+def _entry(entry: StrategyResult) -> dict[str, Any]:
+    prediction = entry.prediction
+    return {
+        "name": entry.strategy.name,
+        "applies": entry.applicability.applies,
+        "reasons": list(entry.applicability.reasons),
+        "predicted_s": prediction and prediction.value_s,
+        "low_s": prediction and prediction.low_s,
+        "high_s": prediction and prediction.high_s,
+        "speedup": entry.speedup or None,
+        "speedup_low": entry.speedup_low or None,
+        "speedup_high": entry.speedup_high or None,
+        "parameters": {} if entry.best is None else msgspec.to_builtins(entry.best.parameters),
+        "findings": msgspec.to_builtins(entry.findings),
+    }
+
+
+def result_table(result: OperatorResult) -> None:
+    """Print the strategies, the verdict and the findings."""
+    console = Console(soft_wrap=True)
+    gemm, collective = result.context.gemm_and_collective()
+    prices = result.context.prices
+    table = Table(
+        title=f"{gemm.m} x {gemm.n} x {gemm.k} {gemm.dtype}, {collective.kind} over {collective.ranks} ranks, "
+        f"{prices.cluster.name}"
+    )
+    for column in ("strategy", "predicted", "90 % range", "speed-up over best serial", "parameters"):
+        table.add_column(column)
+    for entry in result.results:
+        if entry.prediction is None or entry.best is None:
+            table.add_row(entry.strategy.name, "does not apply", "", "", "; ".join(entry.applicability.reasons))
+            continue
+        mark = " *" if entry is result.best else ""
+        table.add_row(
+            entry.strategy.name + mark,
+            format_time(entry.prediction.value_s),
+            f"{format_time(entry.prediction.low_s)} .. {format_time(entry.prediction.high_s)}",
+            f"{entry.speedup:.2f}x ({entry.speedup_low:.2f} .. {entry.speedup_high:.2f})",
+            _parameters(entry),
+        )
+    console.print(table)
+    console.print(
+        f"verdict: [bold]{result.verdict}[/bold]"
+        + (f", cause {result.cause}" if result.cause != "none" else "")
+        + f"; ceiling {result.ceiling:.2f}x, lower bound {format_time(result.lower_bound_s)}",
+        highlight=False,
+    )
+    for finding in result.findings:
+        console.print(f"finding {finding.code}: {finding.message}", highlight=False, markup=False)
+
+
+def _parameters(entry: StrategyResult) -> str:
+    assert entry.best is not None
+    parts = []
+    for name, value in entry.best.parameters.items():
+        if name == "group_tiles":
+            parts.append(f"{len(value)} groups of {' '.join(map(str, value))} tiles")
+        elif name == "tile":
+            parts.append("tile " + "x".join(map(str, value)))
+        else:
+            parts.append(f"{name} {value}")
+    return ", ".join(parts)

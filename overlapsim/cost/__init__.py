@@ -1,0 +1,1 @@
+"""What each piece costs alone: durations and demands, with their source."""

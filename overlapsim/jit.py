@@ -1,0 +1,52 @@
+"""The only importer of numba: compiled functions share one cached, bit-exact configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def compiled(function: F) -> F:
+    """Compile `function` to machine code on first call and cache it on disk.
+
+    Fast-math stays off, so nothing is reassociated and no product is fused
+    into a sum: the engines promise the same float64 bits as plain Python
+    (docs/program.md section 3.6).  The lock of the interpreter is released
+    while the code runs.  Where no cache folder can be written, the function
+    is compiled anew in every process.
+
+    A compiled function may call compiled functions of its own file and of
+    files named ``kernel_*.py`` beside it: the cache is refreshed when any of
+    these changes.
+
+    Parameters
+    ----------
+    function : callable
+        A module-level function inside the part of Python that numba compiles.
+    """
+    options: dict[str, Any] = {"fastmath": False, "error_model": "numpy", "nogil": True}
+    try:
+        dispatcher = numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # "no locator available": neither the package nor a user folder is writable
+        return numba.njit(**options)(function)  # type: ignore[no-any-return]
+    _watch_callees(dispatcher, function)
+    return dispatcher  # type: ignore[no-any-return]
+
+
+def _watch_callees(dispatcher: Any, function: Callable[..., Any]) -> None:
+    """Key the disk cache by all files that may hold a callee; numba alone looks at the caller's file."""
+    own = Path(inspect.getfile(function))
+    digest = hashlib.sha256()
+    for path in sorted({own, *own.parent.glob("kernel_*.py")}):
+        if path.exists():
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    cache_file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
+    if hasattr(cache_file, "_source_stamp"):
+        cache_file._source_stamp = digest.digest()

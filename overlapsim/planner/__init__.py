@@ -1,0 +1,1 @@
+"""Which choice is best: asks the other rooms in turn."""

@@ -1,0 +1,256 @@
+"""Plans one GEMM and its collective: asks every strategy, confirms in the engine, judges against the best serial."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from overlapsim.cost.base import Family
+from overlapsim.engine import compiled
+from overlapsim.engine.deadlock import raise_if_deadlocked
+from overlapsim.engine.timeline import Timeline
+from overlapsim.errors import PlanError, StrategyError
+from overlapsim.plan import Cause, Finding, Prediction, Verdict
+from overlapsim.planner.bounds import lower_bound_s
+from overlapsim.planner.partition import best_by_groups, solve
+from overlapsim.schedule.builder import ProgramBuilder
+from overlapsim.schedule.program import Program
+from overlapsim.strategy.base import Applicability, Context, Parameters, ParameterSpace, Strategy
+from overlapsim.workload.operators import CollectiveOp, GemmOp
+
+TIE_MARGIN: Final = 0.02
+"""A gain below this is a tie: repeats of one measured case differ by 1 % on average, 4 % at most (FLASH-AE)."""
+FAMILIES: Final[tuple[Family, ...]] = ("gemm", "collective", "launch")
+K_BEST: Final = 4
+MAX_GROUPS: Final = 12
+CONFIRMED: Final = 8
+"""Candidates of one strategy that the engine runs; the screen has ranked them by recurrence."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One strategy with parameters, priced and run.
+
+    Attributes
+    ----------
+    screened_s : the recurrence's value, or None where the strategy has no closed form
+    predicted_s : the engine's
+    """
+
+    strategy: Strategy
+    parameters: Parameters
+    predicted_s: float
+    screened_s: float | None = None
+
+
+@dataclass(frozen=True)
+class StrategyResult:
+    """What became of one strategy.
+
+    Attributes
+    ----------
+    applicability : whether and why not
+    best : the chosen parameters, None where the strategy does not apply
+    prediction : time and 90 % interval
+    speedup, speedup_low, speedup_high : best serial time over this one; the interval moves both together,
+        since a slower GEMM slows serial execution too
+    findings : what was believed and not measured
+    """
+
+    strategy: Strategy
+    applicability: Applicability
+    best: Candidate | None = None
+    prediction: Prediction | None = None
+    speedup: float = 0.0
+    speedup_low: float = 0.0
+    speedup_high: float = 0.0
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class OperatorResult:
+    """The answer to `overlapsim operator`.
+
+    Attributes
+    ----------
+    results : one per strategy asked, in order
+    serial, best : the baseline, and the fastest of all (the baseline itself where nothing is faster)
+    ceiling : serial time over the larger of compute and communication, with the best kernels as priced
+    cause : why overlap does not pay, "none" where it does
+    """
+
+    context: Context
+    results: tuple[StrategyResult, ...]
+    serial: StrategyResult
+    best: StrategyResult
+    lower_bound_s: float
+    ceiling: float
+    verdict: Verdict
+    cause: Cause
+    findings: tuple[Finding, ...]
+
+
+def build(strategy: Strategy, context: Context, parameters: Parameters) -> Program:
+    """Rewrite the context's graph with `strategy` into a Program."""
+    builder = ProgramBuilder()
+    strategy.rewrite(context, parameters, builder)
+    return builder.freeze()
+
+
+def simulate(
+    strategy: Strategy, context: Context, parameters: Parameters, *, contention: bool = True, record: bool = False
+) -> Timeline:
+    """Build and run one choice.
+
+    Raises
+    ------
+    DeadlockError
+        If the strategy's tasks wait for each other.
+    """
+    timeline = compiled.run(build(strategy, context, parameters), contention=contention, record=record)
+    raise_if_deadlocked(timeline)
+    return timeline
+
+
+def plan_operator(context: Context, strategies: Sequence[Strategy], *, contention: bool = True) -> OperatorResult:
+    """Choose how the GEMM and the collective of `context` overlap.
+
+    Every strategy that applies proposes parameters; partitions of waves are
+    solved exactly, the best candidates are run in the engine, and the
+    fastest is compared with the best strategy that does not overlap.
+
+    Parameters
+    ----------
+    context : a GEMM followed by a collective, and prices
+    strategies : candidates; at least one must not overlap (the baseline)
+    contention : False leaves HBM and link sharing out
+
+    Raises
+    ------
+    PlanError
+        If there is no baseline among the strategies that apply.
+    """
+    results = [_plan_strategy(strategy, context, contention) for strategy in strategies]
+    baselines = [r for r in results if r.best is not None and not r.strategy.overlaps]
+    if not baselines:
+        raise PlanError("no strategy without overlap applies; add `serial` to the strategies", exit_code=1)
+    serial = min(baselines, key=_time)
+    results = [_with_speedup(result, serial, context, contention) for result in results]
+    serial = next(r for r in results if r.strategy is serial.strategy)
+    best = min((r for r in results if r.best is not None), key=_time)
+    bound = lower_bound_s(context.graph, context.prices.cluster)
+    for result in results:
+        if result.best is not None:
+            assert result.best.predicted_s >= bound * (1 - 1e-9), (result.strategy.name, result.best, bound)
+    ceiling = _ceiling(context, _time(serial))
+    overlapping = [r for r in results if r.strategy.overlaps]
+    verdict = _verdict(best, overlapping)
+    cause = _cause(verdict, ceiling, context, overlapping, contention)
+    findings = dict.fromkeys((*context.prices.findings, *(f for r in results for f in r.findings)))
+    return OperatorResult(context, tuple(results), serial, best, bound, ceiling, verdict, cause, tuple(findings))
+
+
+def _time(result: StrategyResult) -> float:
+    assert result.best is not None
+    return result.best.predicted_s
+
+
+def _plan_strategy(strategy: Strategy, context: Context, contention: bool) -> StrategyResult:
+    applicability = strategy.applies_to(context)
+    if not applicability.applies:
+        return StrategyResult(strategy, applicability)
+    proposals = sorted(_proposals(strategy.parameters(context)), key=lambda p: p[0])[:CONFIRMED]
+    if not proposals:
+        raise StrategyError(f"{strategy.name} applies but proposes no parameters; its ParameterSpace is empty")
+    candidates = [
+        Candidate(strategy, p, simulate(strategy, context, p, contention=contention).duration_s, value or None)
+        for value, p in proposals
+    ]
+    # Sorting is stable: among equals the screen's order stands, fewest groups first.
+    best = min(candidates, key=lambda candidate: candidate.predicted_s)
+    return StrategyResult(strategy, applicability, best, findings=strategy.findings(context, best.parameters))
+
+
+def _proposals(space: ParameterSpace) -> Iterator[tuple[float, Parameters]]:
+    """Yield (screened value, parameters); 0.0 where there is nothing to screen by."""
+    for point in space.points():
+        partition = space.partition(point) if space.partition is not None else None
+        if partition is None:
+            if space.partition is None:
+                yield 0.0, point
+            continue
+        splits = dict.fromkeys((*solve(partition, K_BEST), *best_by_groups(partition, MAX_GROUPS)))
+        for split in splits:
+            yield split.value_s, partition.to_parameters(split.cuts)
+
+
+def _with_speedup(result: StrategyResult, serial: StrategyResult, context: Context, contention: bool) -> StrategyResult:
+    """Add ranges: one family at a time at its 5 % and 95 % value, deviations added in quadrature."""
+    if result.best is None or serial.best is None:
+        return result
+    time, base = result.best.predicted_s, serial.best.predicted_s
+    low = high = slow = fast = 0.0
+    for family in FAMILIES:
+        for end in _ENDS:
+            moved = replace(context, prices=context.prices.at(family, end))
+            t = simulate(result.strategy, moved, result.best.parameters, contention=contention).duration_s
+            b = simulate(serial.strategy, moved, serial.best.parameters, contention=contention).duration_s
+            low, high = low + min(0.0, t - time) ** 2, high + max(0.0, t - time) ** 2
+            gain = b / t - base / time
+            slow, fast = slow + min(0.0, gain) ** 2, fast + max(0.0, gain) ** 2
+    return replace(
+        result,
+        prediction=Prediction(time, max(0.0, time - low**0.5), time + high**0.5),
+        speedup=base / time,
+        speedup_low=base / time - slow**0.5,
+        speedup_high=base / time + fast**0.5,
+    )
+
+
+_ENDS: Final[tuple[Literal["low", "high"], ...]] = ("low", "high")
+
+
+def _ceiling(context: Context, serial_s: float) -> float:
+    compute = sum(context.prices.best_gemm_s(op) for op in context.graph.of_type(GemmOp))
+    communication = sum(context.prices.collective(op).duration_s for op in context.graph.of_type(CollectiveOp))
+    return serial_s / max(compute, communication)
+
+
+def _verdict(best: StrategyResult, overlapping: Sequence[StrategyResult]) -> Verdict:
+    runner = min((r for r in overlapping if r.best is not None), key=_time, default=None)
+    if runner is None:
+        return "serial"
+    if abs(runner.speedup - 1) < TIE_MARGIN or runner.speedup_low <= 1 <= runner.speedup_high:
+        return "tie"
+    return "overlap" if best is runner else "serial"
+
+
+def _cause(
+    verdict: Verdict, ceiling: float, context: Context, overlapping: Sequence[StrategyResult], contention: bool
+) -> Cause:
+    """Name what keeps overlap from paying: the first change that would make it pay."""
+    if verdict == "overlap":
+        return "none"
+    applying = [r.strategy for r in overlapping if r.best is not None]
+    if not applying:
+        return next((r.applicability.cause for r in overlapping if r.applicability.cause != "none"), "little_to_hide")
+    if ceiling < 1 + TIE_MARGIN:
+        return "little_to_hide"
+
+    def pays(changed: Context, with_contention: bool = contention) -> bool:
+        times = [_plan_strategy(s, changed, with_contention).best for s in applying]
+        serial_s = changed.prices.serial_s(changed.graph)
+        return any(c is not None and serial_s / c.predicted_s > 1 + TIE_MARGIN for c in times)
+
+    if pays(replace(context, prices=context.prices.with_vendor_kernels())):
+        return "kernel_slower" if not pays(context) else "none"
+    if contention and pays(context, with_contention=False):
+        return "contention"
+    if pays(replace(context, prices=context.prices.without_latency())):
+        return "small_message"
+    compute = sum(context.prices.best_gemm_s(op) for op in context.graph.of_type(GemmOp))
+    communication = sum(context.prices.collective(op).duration_s for op in context.graph.of_type(CollectiveOp))
+    if communication > 2 * compute:
+        return "link_bound"
+    return "few_tiles"

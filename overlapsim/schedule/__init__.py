@@ -1,0 +1,1 @@
+"""How work is arranged: the engine's input and the means to build it."""

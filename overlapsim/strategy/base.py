@@ -1,0 +1,166 @@
+"""The contract of a strategy: a rule that rewrites a piece of an operator graph into tasks that overlap."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapsim.cost.prices import PriceBook
+from overlapsim.errors import StrategyError
+from overlapsim.plan import Cause, Finding
+from overlapsim.schedule.builder import ProgramBuilder
+from overlapsim.workload.operators import CollectiveOp, GemmOp, OperatorGraph
+
+Parameters = Mapping[str, Any]
+Float = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Applicability:
+    """Whether a strategy can be used here, and if not, why.
+
+    Attributes
+    ----------
+    applies : bool
+    reasons : sentences for people, empty when it applies
+    cause : the machine-readable reason (``under_one_wave`` ...), ``none`` when it applies
+    """
+
+    applies: bool
+    reasons: tuple[str, ...] = ()
+    cause: Cause = "none"
+
+
+YES: Final = Applicability(True)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a strategy is asked about: operators, and the prices on the machine at hand."""
+
+    graph: OperatorGraph
+    prices: PriceBook
+
+    def gemm_and_collective(self) -> tuple[GemmOp, CollectiveOp]:
+        """Return the pair of a graph that is one GEMM followed by one collective.
+
+        Raises
+        ------
+        StrategyError
+            If the graph is anything else.
+        """
+        match self.graph.operators:
+            case (GemmOp() as gemm, CollectiveOp() as collective):
+                return gemm, collective
+        raise StrategyError(
+            f"the graph has {len(self.graph.operators)} operators; this strategy takes a GEMM followed by a collective"
+        )
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A split of consecutive waves into groups, to be solved exactly (``planner/partition.py``).
+
+    With groups cut after waves ``0 = w0 < w1 < ... = T``, the communication of
+    the waves up to w is finished at
+    ``C[w] = min over v < w of max(A[w], C[v]) + tau(v, w)``.
+
+    Attributes
+    ----------
+    wave_end_s : shape (T,), A[w] for w = 1 .. T: when wave w is computed while the collective has its SMs
+    whole_s : when all waves are computed if there is one group (the kernel then has all SMs)
+    tau_s : shape (T, T): ``tau_s[v, w - 1]`` is the time to communicate waves v .. w - 1, cost per group included
+    to_parameters : turns rising cuts (w1, .., T) into the strategy's parameters
+    """
+
+    wave_end_s: Float
+    whole_s: float
+    tau_s: Float
+    to_parameters: Callable[[tuple[int, ...]], Parameters]
+
+
+@dataclass(frozen=True)
+class ParameterSpace:
+    """What a strategy leaves open.
+
+    Attributes
+    ----------
+    grid : values per parameter, tried in every combination; defaults first
+    partition : for one grid point, the wave partition to solve, or None where there is nothing to split
+    """
+
+    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    partition: Callable[[Parameters], Partition | None] | None = None
+
+    def points(self) -> Iterator[dict[str, Any]]:
+        """Yield every combination of the grid, in order; one empty point for an empty grid."""
+        for values in itertools.product(*self.grid.values()):
+            yield dict(zip(self.grid, values, strict=True))
+
+
+@dataclass(frozen=True)
+class StrategyInfo:
+    """What `overlapsim strategies show` prints.
+
+    Attributes
+    ----------
+    summary : one line
+    granularity : op, chunk, wave group, tile ...
+    hides : what runs under what
+    cost : what it takes (SMs, memory, extra launches)
+    frameworks : where it can be switched on
+    references : papers and repositories
+    """
+
+    summary: str
+    granularity: str
+    hides: str
+    cost: str
+    frameworks: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
+
+
+class Strategy(ABC):
+    """A rule that rewrites part of an operator graph into tasks that overlap.
+
+    A new strategy is a new folder in ``strategies/`` or a package with an
+    entry point in the group ``overlapsim.strategies``; nothing else changes.
+    ``overlapsim.testing`` holds the suite that every strategy must pass.
+    """
+
+    name: ClassVar[str]
+    info: ClassVar[StrategyInfo]
+    overlaps: ClassVar[bool] = True
+    """False for serial execution: the best of those is the baseline of every speed-up."""
+
+    @abstractmethod
+    def applies_to(self, context: Context) -> Applicability:
+        """Say whether the strategy can be used here, and if not, why."""
+
+    @abstractmethod
+    def parameters(self, context: Context) -> ParameterSpace:
+        """Return what is left open; called only where the strategy applies."""
+
+    @abstractmethod
+    def rewrite(self, context: Context, parameters: Parameters, builder: ProgramBuilder) -> None:
+        """Add the tasks of the whole graph to `builder`, priced by ``context.prices``.
+
+        Raises
+        ------
+        StrategyError
+            If a parameter is missing or cannot be used with this graph.
+        """
+
+    @abstractmethod
+    def settings(self, context: Context, parameters: Parameters) -> Mapping[str, Any]:
+        """Return what kernels and frameworks need, in neutral terms (units in the names, no framework's spelling)."""
+
+    def findings(self, context: Context, parameters: Parameters) -> tuple[Finding, ...]:
+        """Return what was believed and not measured for this choice; none unless overridden."""
+        return ()

@@ -1,0 +1,1 @@
+"""Reusable suites and generators for tests of programs and strategies."""

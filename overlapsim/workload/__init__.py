@@ -1,0 +1,1 @@
+"""What must be computed: operators with shapes and names, no times."""

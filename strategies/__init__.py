@@ -1,0 +1,1 @@
+"""Bundled strategies: one folder each, found through the registry."""

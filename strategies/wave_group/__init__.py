@@ -1,0 +1,1 @@
+"""The wave_group strategy."""

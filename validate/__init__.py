@@ -1,0 +1,1 @@
+"""Real kernels: torch, Triton and torch.distributed live only here."""
