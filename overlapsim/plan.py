@@ -69,7 +69,7 @@ class OperatorInputs:
     m, n, k, dtype, accumulate : the GEMM on one rank
     gemm_time_s : measured vendor kernel, or None
     kernel_time_s : measured kernel of a strategy, by strategy name
-    tile : (BM, BN, BK) the kernel times belong to, or None
+    tile : (BM, BN) or (BM, BN, BK) the kernel times belong to, or None
     comm_sms : SMs the collective holds, or None for the cluster's
     contention : False leaves HBM and link sharing out
     """
@@ -87,7 +87,7 @@ class OperatorInputs:
     gemm_time_s: float | None = None
     kernel_time_s: Mapping[str, float] = field(default_factory=dict)
     curve: CurveInput | None = None
-    tile: tuple[int, int, int] | None = None
+    tile: tuple[int, ...] | None = None
     comm_sms: int | None = None
     contention: bool = True
 

@@ -209,6 +209,17 @@ def format_bandwidth(bandwidth_bytes_per_s: float) -> str:
     return _format(bandwidth_bytes_per_s, [("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("B/s", 1.0)])
 
 
+def format_rate(value: float, unit: str) -> str:
+    """Three significant digits of a decimal quantity such as FLOP/s or Hz, for people.
+
+    Examples
+    --------
+    >>> format_rate(312e12, "FLOP/s")
+    '312 TFLOP/s'
+    """
+    return _format(value, [(prefix + unit, _DECIMAL[prefix]) for prefix in ("P", "T", "G", "M", "k", "")])
+
+
 def _format(value: float, units: list[tuple[str, float]]) -> str:
     if value == 0 or not math.isfinite(value):
         return f"{value:g} {units[0][0] if value else units[-1][0]}"

@@ -15,7 +15,7 @@ import overlapsim.validate
 
 checkout = Path(__file__).resolve().parent.parent
 assert checkout not in Path(overlapsim.__file__).resolve().parents, overlapsim.__file__
-curve = files(overlapsim.hwprofiles) / "tables" / "a800_2gpu_all_reduce_fp16.csv"
+curve = files(overlapsim.hwprofiles) / "tables" / "a800-sxm8" / "all_reduce_2.csv"
 arguments = (
     "operator --cluster a800-sxm8 --ranks 2 --m 8192 --n 8192 --k 4096 --dtype fp16 --accumulate fp16 --tile 256x128 "
     f"--kernel-time wave_group=2.36135ms --curve {curve} --json -o plan.yaml --trace trace.json --plot plan.png"

@@ -9,7 +9,9 @@ import click
 
 from overlapsim import __version__
 from overlapsim.cli.operator_view import result_json, result_table
-from overlapsim.cli.options import Seconds, Tile, kernel_times
+from overlapsim.cli.options import kernel_times, positive_time_s
+from overlapsim.cli.options import tile as parse_tile
+from overlapsim.cli.output import print_json
 from overlapsim.hardware.curves import read_curve
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.plan import CurveInput, OperatorInputs, dump_plan
@@ -30,9 +32,11 @@ from overlapsim.workload.operators import COLLECTIVES
 @click.option("--dtype", default="bf16", show_default=True, help="Type of A, B and C.")
 @click.option("--accumulate", type=click.Choice(["fp16", "fp32"]), default="fp32", show_default=True)
 @click.option("--collective", type=click.Choice(COLLECTIVES), default="all_reduce", show_default=True)
-@click.option("--gemm-time", type=Seconds(), help="Measured time of the vendor GEMM on all SMs.")
+@click.option("--gemm-time", type=positive_time_s, metavar="TIME", help="Measured time of the vendor GEMM on all SMs.")
 @click.option("--kernel-time", multiple=True, metavar="STRATEGY=TIME", help="Measured time of a strategy's own kernel.")
-@click.option("--tile", type=Tile(), help="Tile BMxBN[xBK] of the strategies' kernel (default: searched).")
+@click.option(
+    "--tile", type=parse_tile, metavar="TILE", help="Tile BMxBN[xBK] of the strategies' kernel (default: searched)."
+)
 @click.option("--comm-sms", type=int, help="SMs the collective holds (default: the cluster's).")
 @click.option("--curve", type=click.Path(path_type=Path), help="CSV `size_bytes,time_s` of the collective.")
 @click.option("--strategy", "strategies", multiple=True, help="Consider only these (serial always; repeatable).")
@@ -53,7 +57,7 @@ def command(
     collective: str,
     gemm_time: float | None,
     kernel_time: tuple[str, ...],
-    tile: tuple[int, int, int] | None,
+    tile: tuple[int, ...] | None,
     comm_sms: int | None,
     curve: Path | None,
     strategies: tuple[str, ...],
@@ -100,7 +104,7 @@ def command(
         write_text(output, dump_plan(to_plan(result, inputs, {"overlapsim": __version__})))
     _draw(result, trace, plot, contention=inputs.contention)
     if as_json:
-        click.echo(result_json(result))
+        print_json(result_json(result))
     else:
         result_table(result)
         for what, target in (("plan", output), ("trace", trace), ("plot", plot)):

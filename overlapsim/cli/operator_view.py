@@ -12,8 +12,8 @@ from overlapsim.planner.operator import OperatorResult, StrategyResult
 from overlapsim.units import format_time
 
 
-def result_json(result: OperatorResult) -> str:
-    """JSON text; keys carry units, see docs/cli.md."""
+def result_json(result: OperatorResult) -> dict[str, Any]:
+    """Content of the JSON answer; keys carry units, see docs/cli.md."""
     content = {
         "serial_s": result.serial.prediction and result.serial.prediction.value_s,
         "ceiling": result.ceiling,
@@ -24,7 +24,7 @@ def result_json(result: OperatorResult) -> str:
         "strategies": [_entry(entry) for entry in result.results],
         "findings": msgspec.to_builtins(result.findings),
     }
-    return msgspec.json.format(msgspec.json.encode(content), indent=2).decode()
+    return content
 
 
 def _entry(entry: StrategyResult) -> dict[str, Any]:

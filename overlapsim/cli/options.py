@@ -5,37 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import click
-
 from overlapsim.errors import UsageError
 from overlapsim.units import parse_time_s
 
 
-class Seconds(click.ParamType):
-    """A time such as ``2.36e-3``, ``2.36ms`` or ``62us``; positive."""
+def tile(text: str) -> tuple[int, ...]:
+    """Parse ``256x128`` or ``256x128x32`` (BM x BN x BK).
 
-    name = "time"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return seconds."""
-        try:
-            return positive_time_s(str(value))
-        except UsageError as error:
-            self.fail(str(error), param, ctx)
-
-
-class Tile(click.ParamType):
-    """An output tile such as ``256x128`` or ``256x128x32`` (BM x BN x BK)."""
-
-    name = "tile"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int, int]:
-        """Return (BM, BN, BK); BK is 32 when not given."""
-        parts = str(value).lower().split("x")
-        if len(parts) not in (2, 3) or not all(part.isdecimal() and 1 <= int(part) <= 4096 for part in parts):
-            self.fail(f"{value!r} is not a tile; expected BMxBN or BMxBNxBK with sizes of 1 to 4096", param, ctx)
-        sizes = [int(part) for part in parts]
-        return sizes[0], sizes[1], sizes[2] if len(sizes) == 3 else 32
+    Raises
+    ------
+    UsageError
+        If the text is not a tile.
+    """
+    parts = text.lower().split("x")
+    if len(parts) not in (2, 3) or not all(part.isdecimal() and 1 <= int(part) <= 4096 for part in parts):
+        raise UsageError(f"tile is {text!r}; expected BMxBN or BMxBNxBK with sizes of 1 to 4096")
+    return tuple(int(part) for part in parts)
 
 
 def positive_time_s(text: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 import msgspec
 
+from overlapsim.cli.output import print_json
 from overlapsim.strategy.registry import load_strategies, load_strategy
 
 
@@ -20,7 +21,7 @@ def list_(as_json: bool) -> None:
     strategies = load_strategies()
     if as_json:
         entries = [{"name": s.name, "overlaps": s.overlaps, "summary": s.info.summary} for s in strategies]
-        click.echo(msgspec.json.format(msgspec.json.encode(entries), indent=2).decode())
+        print_json(entries)
         return
     width = max(len(s.name) for s in strategies)
     for strategy in strategies:
@@ -35,7 +36,7 @@ def show(name: str, as_json: bool) -> None:
     strategy = load_strategy(name)
     info = {"name": strategy.name, "overlaps": strategy.overlaps, **msgspec.to_builtins(strategy.info)}
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(info), indent=2).decode())
+        print_json(info)
         return
     for key, value in info.items():
-        click.echo(f"{key:12} {'; '.join(value) or '-' if isinstance(value, list) else value}")
+        click.echo(f"{key:12} {'; '.join(value) or '-' if isinstance(value, list | tuple) else value}")

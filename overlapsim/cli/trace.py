@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from overlapsim.cli.output import print_json
 from overlapsim.errors import UsageError
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.plan import read_plan
@@ -50,7 +51,7 @@ def command(plan: Path, output: Path | None, plot: Path | None, cluster: str | N
             "planned_s": planned,
             "findings": msgspec.to_builtins(again.findings),
         }
-        click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+        print_json(answer)
         return
     click.echo(f"{again.strategy.name}: {format_time(timeline.duration_s)} (plan: {format_time(planned)})")
     for finding in again.findings:

@@ -20,7 +20,7 @@ class Cohorts:
     Attributes
     ----------
     task, start_ps, end_ps, units : arrays of shape (cohorts,)
-        `units` is how many units ran side by side (1 for a FLOW's chunk).
+        `units` is how many units ran side by side (1 for a FLOW's chunk, and for a HOST task).
         Units still running when a deadlock is found are left out.
     """
 

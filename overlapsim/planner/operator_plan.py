@@ -46,11 +46,13 @@ def context_from(inputs: OperatorInputs, cluster: Cluster) -> Context:
     prices = PriceBook(
         machine,
         inputs.ranks,
+        gemm=gemm,
+        kind=kind,
         gemm_time_s=inputs.gemm_time_s,
         kernel_time_s=inputs.kernel_time_s,
         curve=_table(inputs.curve),
         tile=inputs.tile,
-        comm_sms=inputs.comm_sms,
+        collective_sms=inputs.comm_sms,
     )
     return Context(gemm_then_collective(gemm, kind, inputs.ranks), prices)
 

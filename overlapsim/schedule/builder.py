@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from overlapsim.errors import ProgramError
-from overlapsim.schedule.program import BLOCKS, FLOW, HOST, Program, validate_program
+from overlapsim.schedule.program import BLOCKS, FLOW, HOST, Int, Program, validate_program
 
 
 class ProgramBuilder:
@@ -128,6 +128,8 @@ class ProgramBuilder:
         lag_ps: int = 0,
     ) -> None:
         """Open `dst` (or its unit `dst_unit`) `lag_ps` after the first `src_units` units of `src` (default: all)."""
+        if not 0 <= src < len(self._tasks):
+            raise ProgramError(f"edge from task {src}, but {len(self._tasks)} tasks were added; add tasks before edges")
         units = self._tasks[src][5] if src_units is None else src_units
         self._edges.append((src, units, dst, dst_unit, lag_ps))
 
@@ -152,17 +154,17 @@ class ProgramBuilder:
         resources: list[Any] = list(zip(*self._resources, strict=True)) or [()] * 2
         streams: list[Any] = list(zip(*self._streams, strict=True)) or [()] * 3
         demands = np.array(self._demands, np.float64).reshape(-1, 2)
-        edges = np.array(self._edges, np.int64).reshape(-1, 5)
-        ints = [np.array(column, np.int64) for column in columns[:9]]
+        edges = _integers("edge", self._edges).reshape(-1, 5)
+        ints = [_integers(name, column) for name, column in zip(_TASK_INTEGERS, columns[:9], strict=True)]
         program = Program(
-            pool_num_sms=np.array(pools[0], np.int64),
+            pool_num_sms=_integers("num_sms", pools[0]),
             pool_derate=np.array(pools[1], np.float64),
             pool_name=tuple(pools[2]),
-            pool_device=np.array(pools[3], np.int64),
+            pool_device=_integers("device", pools[3]),
             resource_capacity=np.array(resources[0], np.float64),
             resource_name=tuple(resources[1]),
-            stream_priority=np.array(streams[0], np.int64),
-            stream_queue=np.array(streams[1], np.int64),
+            stream_priority=_integers("priority", streams[0]),
+            stream_queue=_integers("queue", streams[1]),
             stream_name=tuple(streams[2]),
             kind=ints[0],
             host=ints[1],
@@ -174,7 +176,7 @@ class ProgramBuilder:
             sm=ints[7],
             sm_quantum=ints[8],
             persistent=np.array(columns[9], np.bool_),
-            group=np.array(columns[10], np.int64),
+            group=_integers("group", columns[10]),
             weight=np.array(columns[11], np.float64),
             demand_ptr=np.concatenate([[0], np.cumsum(np.array(self._num_demands, np.int64))]).astype(np.int64),
             demand_resource=demands[:, 0].astype(np.int64),
@@ -191,3 +193,14 @@ class ProgramBuilder:
         )
         validate_program(program)
         return program
+
+
+_TASK_INTEGERS = ("kind", "host", "launch_ps", "stream", "pool", "units", "unit_ps", "sm", "sm_quantum")
+
+
+def _integers(name: str, values: Sequence[Any]) -> Int:
+    """Array of `values`; refuses what is no integer, since rounding silently would hide a time given in seconds."""
+    array = np.array(values, None if len(values) else np.int64)
+    if array.dtype.kind not in "iu" or array.dtype == np.uint64:
+        raise ProgramError(f"{name} must be integers below 2^63; given {values[:4]!r} ... (times: see units.ps_from_s)")
+    return array.astype(np.int64, copy=False)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from overlapsim.errors import WorkloadError
 from overlapsim.units import dtype_bytes
@@ -108,6 +108,7 @@ class CollectiveOp:
 
 
 Operator = GemmOp | CollectiveOp
+SomeOperator = TypeVar("SomeOperator", GemmOp, CollectiveOp)
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class OperatorGraph:
             if not 0 <= src < dst < count:
                 raise WorkloadError(f"dependency ({src}, {dst}) does not rise within {count} operators")
 
-    def of_type(self, kind: type[Operator]) -> Iterable[Operator]:
+    def of_type(self, kind: type[SomeOperator]) -> Iterator[SomeOperator]:
         """Operators of one type, in order."""
         return (op for op in self.operators if isinstance(op, kind))
 

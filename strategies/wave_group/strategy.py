@@ -123,6 +123,7 @@ class WaveGroup(Strategy):
     def findings(self, context: Context, parameters: Parameters) -> tuple[Finding, ...]:
         """Say that the consumer must read the reordered output."""
         return (
+            *context.prices.kernel_findings(self.name),
             Finding(
                 "consumer_reorders",
                 "the collective's output is in execution order of tiles; the next element-wise kernel must read "
