@@ -9,7 +9,7 @@ import click
 
 from overlapsim import __version__
 from overlapsim.cli.operator_view import result_json, result_table
-from overlapsim.cli.options import kernel_times, positive_time_s
+from overlapsim.cli.options import check_targets, kernel_times, positive_time_s
 from overlapsim.cli.options import tile as parse_tile
 from overlapsim.cli.output import print_json
 from overlapsim.hardware.curves import read_curve
@@ -17,7 +17,7 @@ from overlapsim.hardware.loading import load_cluster
 from overlapsim.plan import CurveInput, OperatorInputs, dump_plan
 from overlapsim.planner.operator import OperatorResult, plan_operator, simulate
 from overlapsim.planner.operator_plan import context_from, to_plan
-from overlapsim.report.files import check_writable, write_text
+from overlapsim.report.files import write_text
 from overlapsim.strategy.registry import load_strategies, strategy_names
 from overlapsim.workload.operators import COLLECTIVES
 
@@ -35,7 +35,7 @@ from overlapsim.workload.operators import COLLECTIVES
 @click.option("--gemm-time", type=positive_time_s, metavar="TIME", help="Measured time of the vendor GEMM on all SMs.")
 @click.option("--kernel-time", multiple=True, metavar="STRATEGY=TIME", help="Measured time of a strategy's own kernel.")
 @click.option(
-    "--tile", type=parse_tile, metavar="TILE", help="Tile BMxBN[xBK] of the strategies' kernel (default: searched)."
+    "--tile", type=parse_tile, metavar="TILE", help="BMxBN[xBK] of the strategies' kernel (default: searched)."
 )
 @click.option("--comm-sms", type=int, help="SMs the collective holds (default: the cluster's).")
 @click.option("--curve", type=click.Path(path_type=Path), help="CSV `size_bytes,time_s` of the collective.")
@@ -71,9 +71,7 @@ def command(
 
     M, N and K are sizes on one rank. Times take units: 2.36ms, 62us or seconds.
     """
-    for target in (trace, plot, output):
-        if target is not None:
-            check_writable(target)
+    check_targets(plan=output, trace=trace, plot=plot)
     machine = load_cluster(cluster)
     table, curve_name, curve_sha256 = None, "", ""
     if curve is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import msgspec
@@ -46,7 +47,8 @@ def _entry(entry: StrategyResult) -> dict[str, Any]:
 
 def result_table(result: OperatorResult) -> None:
     """Print the strategies, the verdict and the findings."""
-    console = Console(soft_wrap=True)
+    # Piped output has no width of its own; 120 columns keep the parameters on few lines.
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
     gemm, collective = result.context.gemm_and_collective()
     prices = result.context.prices
     table = Table(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
 from overlapsim.errors import UsageError
+from overlapsim.report.files import check_writable
 from overlapsim.units import parse_time_s
 
 
@@ -56,3 +59,33 @@ def kernel_times(entries: Sequence[str], known: Sequence[str]) -> Mapping[str, f
             raise UsageError(f"--kernel-time {name} is given twice; give one time")
         times[name] = positive_time_s(time)
     return times
+
+
+SUFFIXES: Final = {"plan": (".yaml", ".yml"), "trace": (".json", ".json.gz"), "plot": (".png", ".svg")}
+
+
+def check_targets(**targets: Path | None) -> None:
+    """Check all output files before any work, so that no answer is lost and none is half-written.
+
+    Parameters
+    ----------
+    **targets
+        Path or None by kind: ``plan``, ``trace`` or ``plot``.
+
+    Raises
+    ------
+    UsageError
+        If a suffix does not fit its kind, a folder is missing or not writable, or two outputs share a file.
+    """
+    seen: dict[Path, str] = {}
+    for kind, path in targets.items():
+        if path is None:
+            continue
+        if not path.name.endswith(SUFFIXES[kind]):
+            raise UsageError(
+                f"{kind} file is {str(path)!r}; expected a name that ends in {' or '.join(SUFFIXES[kind])}"
+            )
+        target = check_writable(path)
+        if target in seen:
+            raise UsageError(f"{kind} and {seen[target]} both go to {path}; give two files")
+        seen[target] = kind

@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 import msgspec
 
+from overlapsim.cli.options import check_targets
 from overlapsim.cli.output import print_json
 from overlapsim.errors import UsageError
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.plan import read_plan
 from overlapsim.planner.operator import simulate
 from overlapsim.planner.operator_plan import replay
-from overlapsim.report.files import check_writable
 from overlapsim.units import format_time
 
 
@@ -27,9 +27,7 @@ def command(plan: Path, output: Path | None, plot: Path | None, cluster: str | N
     """Simulate PLAN again and write its timeline."""
     if output is None and plot is None and not as_json:
         raise UsageError("nothing to write; give -o TRACE, --plot FILE or --json")
-    for target in (output, plot):
-        if target is not None:
-            check_writable(target)
+    check_targets(trace=output, plot=plot)
     content = read_plan(plan)
     again = replay(content, load_cluster(cluster or content.inputs.cluster))
     timeline = simulate(

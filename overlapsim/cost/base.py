@@ -26,7 +26,7 @@ class Spread:
 
 
 # Repeats of one case in the FlashOverlap artifact differ by 1 % on average and 4 % at most
-# (docs/sources.md, FLASH-AE): a measured time carries that much.
+# (hwprofiles/SOURCES.md, FLASH): a measured time carries that much.
 MEASURED: Final = Spread(0.98, 1.02, "measured")
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Final, Literal
+from typing import Literal
 
 from overlapsim.errors import ProfileError
 
 Layer = Literal["datasheet", "derived", "measured", "prior", "override"]
 Trust = Literal["high", "medium", "low"]
 ScaleUp = Literal["nvswitch", "nvlink_mesh", "pcie"]
-
-EMPTY: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,6 @@ class Source:
 
 
 Sources = Mapping[str, Source]
-NO_SOURCES: Final[Sources] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ class DeviceSpec:
     smem_per_sm_bytes: float
     copy_engines: int
     kernels: KernelSpec
-    sources: Sources = field(default=NO_SOURCES, compare=False)
+    sources: Sources = field(default_factory=dict, compare=False)
 
     def peak(self, dtype: str, accumulate: str = "fp32") -> float:
         """Dense peak in FLOP/s of `dtype` operands accumulated in `accumulate`.
@@ -140,7 +136,7 @@ class NodeSpec:
     num_nics: int
     nic_bandwidth_bytes_per_s: float
     switch_reduction: bool = False
-    sources: Sources = field(default=NO_SOURCES, compare=False)
+    sources: Sources = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -208,7 +204,7 @@ class Cluster:
     curves: Mapping[CurveKey, CurveTable] = field(default_factory=dict)
     calibrated: bool = False
     digest: str = ""
-    sources: Sources = field(default=NO_SOURCES, compare=False)
+    sources: Sources = field(default_factory=dict, compare=False)
 
     @property
     def device(self) -> DeviceSpec:

@@ -24,6 +24,7 @@ TIE_MARGIN: Final = 0.02
 FAMILIES: Final[tuple[Family, ...]] = ("gemm", "collective", "launch")
 K_BEST: Final = 4
 MAX_GROUPS: Final = 12
+NEARLY_FREE: Final = 1e-6
 CONFIRMED: Final = 8
 """Candidates of one strategy that the engine runs; the screen has ranked them by recurrence."""
 
@@ -143,7 +144,7 @@ def plan_operator(context: Context, strategies: Sequence[Strategy], *, contentio
     for result in results:
         if result.best is not None:
             assert result.best.predicted_s >= bound * (1 - 1e-9), (result.strategy.name, result.best, bound)
-    ceiling = _ceiling(context, _time(serial))
+    ceiling = _time(serial) / max(_compute_and_communication(context))
     overlapping = [r for r in results if r.strategy.overlaps]
     verdict = _verdict(best, overlapping)
     cause = _cause(verdict, ceiling, context, overlapping, contention)
@@ -211,10 +212,10 @@ def _with_speedup(result: StrategyResult, serial: StrategyResult, context: Conte
 _ENDS: Final[tuple[Literal["low", "high"], ...]] = ("low", "high")
 
 
-def _ceiling(context: Context, serial_s: float) -> float:
+def _compute_and_communication(context: Context) -> tuple[float, float]:
+    """Times of both sides with the best kernels as priced."""
     compute = sum(context.prices.best_gemm_s(op) for op in context.graph.of_type(GemmOp))
-    communication = sum(context.prices.collective(op).duration_s for op in context.graph.of_type(CollectiveOp))
-    return serial_s / max(compute, communication)
+    return compute, sum(context.prices.collective(op).duration_s for op in context.graph.of_type(CollectiveOp))
 
 
 def _verdict(best: StrategyResult, overlapping: Sequence[StrategyResult]) -> Verdict:
@@ -232,6 +233,7 @@ def _cause(
     """Name what keeps overlap from paying: the first change that would make it pay."""
     if verdict == "overlap":
         return "none"
+    serial_s = context.prices.serial_s(context.graph)
     applying = [r.strategy for r in overlapping if r.best is not None]
     if not applying:
         return next((r.applicability.cause for r in overlapping if r.applicability.cause != "none"), "little_to_hide")
@@ -240,17 +242,21 @@ def _cause(
 
     def pays(changed: Context, with_contention: bool = contention) -> bool:
         times = [_plan_strategy(s, changed, with_contention).best for s in applying]
-        serial_s = changed.prices.serial_s(changed.graph)
         return any(c is not None and serial_s / c.predicted_s > 1 + TIE_MARGIN for c in times)
 
-    if pays(replace(context, prices=context.prices.with_vendor_kernels())):
-        return "kernel_slower" if not pays(context) else "none"
-    if contention and pays(context, with_contention=False):
+    prices = context.prices
+    free = prices.scaled("collective", NEARLY_FREE)
+    if pays(context):
+        return "none"
+    if pays(replace(context, prices=prices.with_vendor_kernels())) or (
+        not pays(replace(context, prices=free)) and pays(replace(context, prices=free.with_vendor_kernels()))
+    ):
+        return "kernel_slower"
+    if contention and pays(context, with_contention=False) or pays(replace(context, prices=prices.with_comm_sms(1))):
         return "contention"
-    if pays(replace(context, prices=context.prices.without_latency())):
+    if pays(replace(context, prices=prices.without_latency())):
         return "small_message"
-    compute = sum(context.prices.best_gemm_s(op) for op in context.graph.of_type(GemmOp))
-    communication = sum(context.prices.collective(op).duration_s for op in context.graph.of_type(CollectiveOp))
+    compute, communication = _compute_and_communication(context)
     if communication > 2 * compute:
         return "link_bound"
     return "few_tiles"

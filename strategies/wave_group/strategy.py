@@ -50,20 +50,17 @@ class WaveGroup(Strategy):
             return Applicability(False, (f"no reorder map for {collective.kind} (maps: {', '.join(MAPS)})",))
         if collective.ranks < 2:
             return Applicability(False, ("one rank has nothing to communicate",), "little_to_hide")
-        sms = context.prices.cluster.device.num_sms - context.prices.comm_sms(collective.kind)
-        if sms < 1:
-            return Applicability(False, ("the collective takes every SM",), "contention")
+        num_sms = context.prices.cluster.device.num_sms
+        if context.prices.comm_sms(collective.kind) >= num_sms:
+            return Applicability(False, (f"the collective takes all {num_sms} SMs",), "contention")
         kernels = self._kernels(context, gemm)
-        if all(kernel.grid.waves(sms) < 2 for kernel in kernels):
-            best = kernels[0]
-            return Applicability(
-                False,
-                (
-                    f"{best.grid.num_tiles} tiles of {best.grid.bm}x{best.grid.bn} on {sms} SMs are under one wave: "
-                    "nothing is ready early",
-                ),
-                "under_one_wave",
+        # Reserving SMs can push one wave into two, but then the second is the price of the reserve, not early work.
+        if all(kernel.grid.waves(num_sms) < 2 for kernel in kernels):
+            grid = kernels[0].grid
+            reason = (
+                f"{grid.num_tiles} tiles of {grid.bm}x{grid.bn} on {num_sms} SMs are one wave: nothing is ready early"
             )
+            return Applicability(False, (reason,), "under_one_wave")
         return YES
 
     def parameters(self, context: Context) -> ParameterSpace:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from overlapsim.errors import StrategyError
 from overlapsim.planner.partition import Split, best_by_groups, solve
 from overlapsim.strategy.base import Partition
-from tests.cost.published import tau_ms
+from tests.planner.published_prices import tau_s
 
 S, C = 108, 2
-# M: (D ms, waves of the coarse published unit, coarse best ms, exact ms, fewest groups); facts: N=8192, K=4096, 256x128.
+# M: (D ms, waves of the coarse published unit, coarse best ms, exact ms, fewest groups); N 8192, K 4096, 256x128.
 GOLDEN = {8192: (2.3613457679748535, 2, 2.6033, 2.5491, 7), 32768: (8.68088, 8, 9.2432, 8.9673, 11)}
 
 
@@ -29,7 +29,7 @@ def published(m: int, unit: int = 1) -> Partition:
     done = np.minimum(ends * (S - C), tiles)
     first, last = np.triu_indices(len(ends) - 1)
     tau = np.full((len(ends) - 1,) * 2, np.inf)
-    tau[first, last] = tau_ms((done[last + 1] - done[first]) * (256 * 128.0))
+    tau[first, last] = tau_s((done[last + 1] - done[first]) * (256 * 128.0)) * 1e3
     return Partition(wave * ends[1:], GOLDEN[m][0], tau, lambda cuts: {})
 
 

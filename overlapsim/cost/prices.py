@@ -1,0 +1,339 @@
+"""The one place where strategies ask what something costs: model, measured times and 5 % / 95 % ends together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
+from typing import Final, Literal
+
+from numpy.typing import ArrayLike
+
+from overlapsim.cost.base import Cost, Family, Spread
+from overlapsim.cost.collective import CollectiveModel, num_nodes
+from overlapsim.cost.curve import Curve, FloatArray
+from overlapsim.cost.gemm import (
+    GemmCost,
+    Tile,
+    check_measured,
+    checked_tile,
+    gemm_cost,
+    lower_bound_s,
+    refuse_oversized,
+    template_gemm_cost,
+)
+from overlapsim.errors import UsageError
+from overlapsim.hardware.profile import Cluster, CurveTable, DeviceSpec
+from overlapsim.plan import Finding
+from overlapsim.units import format_bytes
+from overlapsim.workload.operators import CollectiveKind, CollectiveOp, GemmOp, OperatorGraph
+
+End = Literal["low", "high"]
+# A poll and a launch: hosts and drivers differ by about this much.
+LAUNCH: Final = Spread(0.5, 2.0, "prior")
+
+
+@dataclass(frozen=True, eq=False)
+class PriceBook:
+    """Prices on one machine for one operator pair, with what the user measured of it.
+
+    A measured time replaces the model for the GEMM it belongs to, and scales
+    the model for other shapes (chunks) and other tiles: model ratios are
+    better known than model times.
+
+    Attributes
+    ----------
+    cluster, ranks : machine, and ranks of the collectives that `collective_seconds` prices
+    gemm : the GEMM that `gemm_time_s`, `kernel_time_s` and `tile` belong to; needed with any of them
+    kind : the collective that `curve` belongs to; needed with it
+    gemm_time_s : vendor kernel alone on all SMs
+    kernel_time_s : a strategy's own kernel alone on all SMs, by strategy name
+    curve : measured sizes and times, in place of the cluster's
+    tile : (BM, BN) or (BM, BN, BK) of the measured kernels, and of every strategy's kernel
+    collective_sms : SMs (CTAs) that a collective holds; the cluster's when None
+    factors : multiplier of all times of a family
+    ends : families taken at the low or high end of their spread
+    vendor_kernels : price every strategy's kernel as fast as the vendor's (what if)
+    no_latency : collectives cost their bytes alone, signals nothing (what if)
+
+    Raises
+    ------
+    UsageError
+        If a measured time lacks its operator, or is below what the device can do.
+    StrategyError
+        If `tile` is larger than the GEMM's output.
+
+    Examples
+    --------
+    ``book.at("gemm", "high").vendor_gemm(op)`` is the same kernel at the 95 % end of its spread.
+    """
+
+    cluster: Cluster
+    ranks: int
+    _: KW_ONLY
+    gemm: GemmOp | None = None
+    kind: CollectiveKind | None = None
+    gemm_time_s: float | None = None
+    kernel_time_s: Mapping[str, float] = field(default_factory=dict)
+    curve: CurveTable | None = None
+    tile: Sequence[int] | None = None
+    collective_sms: int | None = None
+    factors: Mapping[Family, float] = field(default_factory=dict)
+    ends: Mapping[Family, End] = field(default_factory=dict)
+    vendor_kernels: bool = False
+    no_latency: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise UsageError(f"prices for {self.ranks} ranks; expected at least 1")
+        if self.collective_sms is not None and not 0 <= self.collective_sms <= self._device.num_sms:
+            raise UsageError(
+                f"a collective is to hold {self.collective_sms} SMs; {self._device.name} has {self._device.num_sms}: "
+                "expected 0 to that many"
+            )
+        if self.curve is not None and self.kind is None:
+            raise UsageError("a curve is given without the collective it measured; expected kind with curve")
+        if self.gemm is None:
+            if self.gemm_time_s is not None or self.kernel_time_s or self.tile is not None:
+                raise UsageError("a GEMM time or tile is given without its GEMM; expected gemm with it")
+            return
+        for measured_s in (self.gemm_time_s, *self.kernel_time_s.values()):
+            if measured_s is not None:
+                check_measured(self.gemm, self._device, measured_s)
+        if self.tile is not None:
+            checked_tile(self.gemm, self.tile, self._device)
+            refuse_oversized(self.gemm, self.tile)
+
+    # GEMMs
+
+    def vendor_gemm(self, op: GemmOp) -> GemmCost:
+        """Cost of the vendor library's kernel on all SMs."""
+        if self.gemm_time_s is not None and self._is_measured(op):
+            cost = gemm_cost(op, self._device, tile=self.tile, measured_s=self.gemm_time_s)
+        else:
+            cost = self._not_below_bound(op, gemm_cost(op, self._device).scaled(self._vendor_ratio))
+        return self._end_of(op, cost)
+
+    def kernel_gemm(self, op: GemmOp, strategy: str, tile: Sequence[int] | None = None) -> GemmCost:
+        """Cost of the strategy's own kernel on all SMs; its ``tile_time_s`` holds on fewer SMs too.
+
+        Measured where the user measured it; else the vendor model with that
+        tile, ``template_slowdown`` times, scaled like the vendor's where that was measured.
+
+        Parameters
+        ----------
+        op : shape
+        strategy : name in the registry, the key of ``kernel_time_s``
+        tile : the kernel's; the book's, or else the fastest of the device's, when None
+
+        Raises
+        ------
+        StrategyError
+            If the tile cannot be used with this output.
+        """
+        tile = self._kernel_tile(op) if tile is None else checked_tile(op, tile, self._device)
+        if self.vendor_kernels:
+            vendor = self.vendor_gemm(op)
+            cost = template_gemm_cost(op, self._device, tile=tile)
+            return cost.scaled(vendor.duration_s / cost.duration_s)
+        measured_s = self.kernel_time_s.get(strategy)
+        if measured_s is not None and self._is_measured(op) and tile[:2] == self._kernel_tile(op)[:2]:
+            return self._end_of(op, template_gemm_cost(op, self._device, tile=tile, measured_s=measured_s))
+        ratio = self._vendor_ratio
+        if measured_s is not None:
+            assert self.gemm is not None
+            reference = template_gemm_cost(self.gemm, self._device, tile=self._kernel_tile(self.gemm))
+            ratio = measured_s / reference.duration_s
+        cost = template_gemm_cost(op, self._device, tile=tile).scaled(ratio)
+        return self._end_of(op, self._not_below_bound(op, cost))
+
+    def kernel_tiles(self, op: GemmOp, strategy: str) -> tuple[Tile, ...]:
+        """Tiles that the strategy's kernel may have: one if given or measured, else the device's that fit in C.
+
+        Where none fits, the smallest: its CTAs overhang C.  Tiles that differ in BK alone cost the same here;
+        the deepest stands for them.
+        """
+        if self.tile is not None or strategy in self.kernel_time_s:
+            return (self._kernel_tile(op),)
+        deepest = {tile[:2]: tile for tile in sorted(self._device.kernels.gemm_tiles, key=lambda tile: tile[2])}
+        tiles = tuple(dict.fromkeys(deepest[tile[:2]] for tile in self._device.kernels.gemm_tiles))
+        fitting = tuple(tile for tile in tiles if tile[0] <= op.m and tile[1] <= op.n)
+        return fitting or (min(tiles, key=lambda tile: tile[0] * tile[1]),)
+
+    def best_gemm_s(self, op: GemmOp) -> float:
+        """Time of the fastest kernel known for `op`: the vendor's, or one that the user measured."""
+        measured = (self.kernel_gemm(op, strategy) for strategy in self.kernel_time_s)
+        return min(kernel.duration_s for kernel in (self.vendor_gemm(op), *measured))
+
+    # Collectives
+
+    def collective(self, op: CollectiveOp) -> Cost:
+        """Cost of one collective, from the book's curve, the cluster's, or latency and wire bytes."""
+        cost = self._model(op.kind, op.ranks).cost(op.size_bytes)
+        seconds = float(self._seconds(op.kind, op.ranks, op.size_bytes))
+        return replace(cost, duration_s=seconds, sm=self.comm_sms(op.kind) if op.ranks > 1 else 0)
+
+    def collective_seconds(self, kind: CollectiveKind, size_bytes: ArrayLike) -> FloatArray:
+        """Times of many sizes at once, any shape: what `collective` gives for each with the book's ranks.
+
+        Raises
+        ------
+        UsageError
+            If a size is negative or not finite.
+        """
+        return self._seconds(kind, self.ranks, size_bytes)
+
+    def comm_sms(self, kind: CollectiveKind) -> int:
+        """SMs that a collective holds while it runs."""
+        return self.cluster.collectives.sms if self.collective_sms is None else self.collective_sms
+
+    @property
+    def signal_wait_s(self) -> float:
+        """From the last tile of a group to the start of its collective."""
+        if self.no_latency:
+            return 0.0
+        return self._device.kernels.signal_wait_s * self._factor("launch", LAUNCH)
+
+    # Whole graphs and variants
+
+    def serial_s(self, graph: OperatorGraph) -> float:
+        """Time of a graph's operators one after another, with the vendor's kernels."""
+        return sum(
+            self.vendor_gemm(op).duration_s if isinstance(op, GemmOp) else self.collective(op).duration_s
+            for op in graph.operators
+        )
+
+    def scaled(self, family: Family, factor: float) -> PriceBook:
+        """The same prices with every time of `family` taking `factor` times as long."""
+        return replace(self, factors={**self.factors, family: self.factors.get(family, 1.0) * factor})
+
+    def at(self, family: Family, end: End) -> PriceBook:
+        """The same prices with `family` at the low or high end of its spread, but never below what hardware allows."""
+        return replace(self, ends={**self.ends, family: end})
+
+    def with_comm_sms(self, sms: int) -> PriceBook:
+        """Let a collective hold `sms` SMs at unchanged speed, to see whether the SMs it takes decide."""
+        return replace(self, collective_sms=sms)
+
+    def with_vendor_kernels(self) -> PriceBook:
+        """Price every strategy's kernel as fast as the vendor's, to see whether slower kernels decide."""
+        return replace(self, vendor_kernels=True)
+
+    def without_latency(self) -> PriceBook:
+        """Price collectives at the best rate seen and signals at nothing, to see whether latency decides."""
+        return replace(self, no_latency=True)
+
+    # What was believed
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was assumed rather than measured, whatever the strategy."""
+        found = []
+        if not self.cluster.calibrated:
+            found.append(
+                Finding(
+                    "profile_not_calibrated",
+                    f"{self.cluster.name} holds published figures, not measurements of your machine; "
+                    "measured GEMM times and a measured curve narrow the ranges",
+                )
+            )
+        if self.gemm_time_s is None:
+            found.append(
+                Finding("gemm_time_assumed", "vendor GEMM priced by the wave model: measure it with --gemm-time S")
+            )
+        if self.kind is not None and self.ranks > 1:
+            found += self._curve_findings(self.kind)
+        return tuple(found)
+
+    def kernel_findings(self, strategy: str) -> tuple[Finding, ...]:
+        """What was assumed of the strategy's own kernel; nothing if it was measured."""
+        if strategy in self.kernel_time_s or self.vendor_kernels:
+            return ()
+        slowdown = self._device.kernels.template_slowdown
+        message = (
+            f"{strategy} kernel priced at {slowdown:.3g} x the vendor GEMM: measure it with --kernel-time {strategy}=S"
+        )
+        return (Finding("kernel_time_assumed", message),)
+
+    def _curve_findings(self, kind: CollectiveKind) -> list[Finding]:
+        curve = self._model(kind, self.ranks).curve
+        if curve is None:
+            where = f"{self.ranks} ranks on {num_nodes(self.cluster, self.ranks)} node(s) of {self.cluster.name}"
+            message = f"no measured {kind} for {where}: priced by latency and wire bytes; give --curve FILE"
+            return [Finding("curve_assumed", message)]
+        found = []
+        if curve.falls:
+            steps = ", ".join(f"{format_bytes(low)} to {format_bytes(high)}" for low, high in curve.falls[:3])
+            message = f"the {kind} curve falls with size ({steps}); used as measured: measure again if that is noise"
+            found.append(Finding("curve_falls", message))
+        if self.gemm is not None and not curve.in_range(self.gemm.output_bytes):
+            message = f"{format_bytes(self.gemm.output_bytes)} of {kind} lies outside the measured sizes: extrapolated"
+            found.append(Finding("curve_extrapolated", message))
+        return found
+
+    # Internals
+
+    @property
+    def _device(self) -> DeviceSpec:
+        return self.cluster.device
+
+    @cached_property
+    def _vendor_ratio(self) -> float:
+        """Measured over modelled vendor time; 1 without a measurement."""
+        if self.gemm is None or self.gemm_time_s is None:
+            return 1.0
+        return self.gemm_time_s / gemm_cost(self.gemm, self._device).duration_s
+
+    @cached_property
+    def _models(self) -> dict[tuple[CollectiveKind, int], CollectiveModel]:
+        return {}
+
+    def _model(self, kind: CollectiveKind, ranks: int) -> CollectiveModel:
+        key = (kind, ranks)
+        if key not in self._models:
+            mine = self.curve is not None and key == (self.kind, self.ranks)
+            curve = Curve(self.curve) if mine and self.curve is not None else None
+            self._models[key] = CollectiveModel(self.cluster, kind, ranks, curve)
+        return self._models[key]
+
+    def _is_measured(self, op: GemmOp) -> bool:
+        return self.gemm is not None and _shape(op) == _shape(self.gemm)
+
+    def _kernel_tile(self, op: GemmOp) -> Tile:
+        if self.tile is None:
+            return template_gemm_cost(op, self._device).tile
+        return checked_tile(op, self.tile, self._device)
+
+    def _seconds(self, kind: CollectiveKind, ranks: int, size_bytes: ArrayLike) -> FloatArray:
+        model = self._model(kind, ranks)
+        end = self.ends.get("collective")
+        if self.no_latency:
+            seconds = model.bandwidth_seconds(size_bytes)
+        elif end is not None:
+            seconds = model.seconds_at(size_bytes, end)
+        else:
+            seconds = model.seconds(size_bytes)
+        return seconds * self.factors.get("collective", 1.0)
+
+    def _not_below_bound(self, op: GemmOp, cost: GemmCost) -> GemmCost:
+        """Scaling by a measured ratio must not promise more than the device has."""
+        return cost.scaled(max(1.0, lower_bound_s(op, self._device) / cost.duration_s))
+
+    def _end_of(self, op: GemmOp, cost: GemmCost) -> GemmCost:
+        cost = cost.scaled(self.factors.get("gemm", 1.0))
+        end = self.ends.get("gemm")
+        if end is None:
+            return cost
+        if end == "high":
+            return cost.scaled(cost.spread.high)
+        bound = lower_bound_s(op, self._device) / cost.duration_s
+        return cost.scaled(min(1.0, max(cost.spread.low, bound)))
+
+    def _factor(self, family: Family, spread: Spread) -> float:
+        end = self.ends.get(family)
+        moved = 1.0 if end is None else (spread.low if end == "low" else spread.high)
+        return self.factors.get(family, 1.0) * moved
+
+
+def _shape(op: GemmOp) -> tuple[int, int, int, str, str]:
+    return op.m, op.n, op.k, op.dtype, op.accumulate

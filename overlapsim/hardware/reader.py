@@ -1,0 +1,148 @@
+"""Reads one profile field by field and collects every problem, so that one message lists them all."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from overlapsim.hardware.documents import Document, Kind, is_leaf, merge_chain
+from overlapsim.hardware.profile import Source
+from overlapsim.hardware.quantity import LEAF_KEYS, QuantityError, read_quantity, read_source
+from overlapsim.hardware.schema import Field
+
+COMMON_KEYS: Final = ("kind", "extends", "notes")
+TABLE_KEYS: Final = ("file", *LEAF_KEYS[2:])
+
+
+class Reader:
+    """One profile (its chain of files merged) being read.
+
+    Attributes
+    ----------
+    sources : source of every number read so far, by field name
+    problems : shared list that all readers of one load write to
+    """
+
+    def __init__(self, kind: Kind, chain: Sequence[Document], problems: list[str]) -> None:
+        self.name = chain[-1].name
+        self.sources: dict[str, Source] = {}
+        self._chain = chain
+        self._where = f"{kind} {self.name} ({chain[-1].label})"
+        self._data = merge_chain(chain)
+        self._problems = problems
+        self._count = len(problems)
+        if self._data.get("kind") != kind:
+            self.problem(f"kind is {self._data.get('kind')!r}; expected kind: {kind}")
+
+    @property
+    def failed(self) -> bool:
+        """Whether any problem was found since this reader was made."""
+        return len(self._problems) > self._count
+
+    def problem(self, text: str) -> None:
+        """Note one problem."""
+        self._problems.append(f"{self._where}: {text}")
+
+    def section(self, key: str, *, required: bool = True) -> Mapping[str, Any]:
+        """The mapping below `key`, empty if it is missing."""
+        value = self._data.get(key, {})
+        if not isinstance(value, dict) or is_leaf(value):
+            self.problem(f"{key} is {value!r}; expected a section of keys")
+            return {}
+        if required and not value:
+            self.problem(f"missing section {key}")
+        return value
+
+    def numbers(self, fields: Iterable[Field], section: str = "") -> dict[str, Any]:
+        """Values of required `fields` by attribute name; a field with a problem is left out."""
+        data = self.section(section) if section else self._data
+        values: dict[str, Any] = {}
+        for field in fields:
+            path = f"{section}.{field.key}" if section else field.key
+            if field.key not in data:
+                if data:
+                    self.problem(f"missing key {path}")
+                continue
+            name = f"{section}.{field.attribute}" if section else field.attribute
+            self._number(path, name, data[field.key], field, values, field.attribute)
+        return values
+
+    def optional_number(self, field: Field, default: Any) -> Any:
+        """Value of one top-level field, or the default."""
+        if field.key not in self._data:
+            return default
+        return self.numbers((field,)).get(field.attribute, default)
+
+    def named_numbers(self, section: str, field: Field) -> dict[str, Any]:
+        """Every entry of a section read alike, by its own key (peaks by dtype)."""
+        values: dict[str, Any] = {}
+        for key, entry in self.section(section).items():
+            self._number(f"{section}.{key}", f"{field.attribute}.{key}", entry, field, values, str(key))
+        return values
+
+    def _number(self, path: str, name: str, entry: Any, field: Field, values: dict[str, Any], key: str) -> None:
+        try:
+            values[key], self.sources[name] = read_quantity(entry, field, self._origin(path))
+        except QuantityError as error:
+            self.problem(f"{path} {error}")
+
+    def choice(self, key: str, allowed: Sequence[str]) -> str | None:
+        """A required word out of `allowed`."""
+        value = self._data.get(key)
+        if value not in allowed:
+            self.problem(
+                f"missing key {key}" if value is None else f"{key} is {value!r}; expected {', '.join(allowed)}"
+            )
+            return None
+        return str(value)
+
+    def word(self, key: str) -> str | None:
+        """A required text."""
+        value = self._data.get(key)
+        if not isinstance(value, str) or not value:
+            self.problem(f"missing key {key}" if value is None else f"{key} is {value!r}; expected a name")
+            return None
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self._data.get(key, default)
+        if not isinstance(value, bool):
+            self.problem(f"{key} is {value!r}; expected true or false")
+            return default
+        return value
+
+    def table(self, path: str, entry: Any) -> tuple[str, Source] | None:
+        """File and source of a measured table."""
+        if not isinstance(entry, dict) or not isinstance(entry.get("file"), str):
+            self.problem(f"{path} is {entry!r}; expected a mapping with file, source, layer and trust")
+            return None
+        self.unknown(entry, TABLE_KEYS, path)
+        try:
+            return entry["file"], read_source({"layer": "measured", **entry}, self._origin(path))
+        except QuantityError as error:
+            self.problem(f"{path} {error}")
+            return None
+
+    def unknown(self, data: Mapping[str, Any], allowed: Sequence[str], section: str = "") -> None:
+        """Note keys that nothing reads, each with the nearest one that exists."""
+        for key in data:
+            if key not in allowed:
+                near = difflib.get_close_matches(str(key), allowed, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(allowed)}"
+                self.problem(f"unknown key {section + '.' if section else ''}{key}; {hint}")
+
+    def unknown_top(self, allowed: Sequence[str]) -> None:
+        """Note unknown keys at the top of the file."""
+        self.unknown(self._data, (*COMMON_KEYS, *allowed))
+
+    def _origin(self, path: str) -> str:
+        """Name of the last file that sets `path`: the source of a number that names none."""
+        for document in reversed(self._chain):
+            value: Any = document.data
+            for key in path.split("."):
+                value = value.get(key) if isinstance(value, dict) else None
+            if value is not None:
+                return f"{document.name}.yaml"
+        return f"{self.name}.yaml"

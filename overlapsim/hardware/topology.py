@@ -1,0 +1,195 @@
+"""Links of a cluster by name, and the links a byte crosses between two GPUs.
+
+Names carry cluster-wide numbers: ``hbm[d]``; ``nvlink_out[d] nvlink_in[d]`` (NVSwitch) or ``nvlink[s>d]`` (full mesh);
+``pcie_up[d] pcie_down[d]``; ``root_up[g] root_down[g]`` of a PCIe group; ``host_memory[s]`` of a socket;
+``numa[s>t]`` between sockets; ``nic_out[n.i] nic_in[n.i]`` of node n. Each is one direction except ``hbm`` and
+``host_memory``, which reads and writes share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import permutations
+
+from overlapsim.errors import LayoutError, ProfileError
+from overlapsim.hardware.profile import Cluster, NodeSpec
+
+
+def links(cluster: Cluster) -> Mapping[str, float]:
+    """Capacity of every link in bytes/s, by name.
+
+    Examples
+    --------
+    >>> from overlapsim.hardware.loading import load_cluster
+    >>> links(load_cluster("a800-sxm8"))["nvlink_out[0]"]
+    200000000000.0
+    """
+    return {name: rate for number in range(cluster.num_nodes) for name, rate in _node_links(cluster, number)}
+
+
+def _node_links(cluster: Cluster, number: int) -> Iterator[tuple[str, float]]:
+    node = cluster.node
+    first, group0, socket0 = number * node.num_devices, number * len(node.pcie_groups), number * len(node.numa_groups)
+    devices = range(first, first + node.num_devices)
+    for device in devices:
+        yield f"hbm[{device}]", node.device.hbm_bandwidth_bytes_per_s
+        yield f"pcie_up[{device}]", node.pcie_bandwidth_bytes_per_s
+        yield f"pcie_down[{device}]", node.pcie_bandwidth_bytes_per_s
+        if node.scale_up == "nvswitch":
+            yield f"nvlink_out[{device}]", node.nvlink_bandwidth_bytes_per_s
+            yield f"nvlink_in[{device}]", node.nvlink_bandwidth_bytes_per_s
+    if node.scale_up == "nvlink_mesh":
+        for src, dst in permutations(devices, 2):
+            yield f"nvlink[{src}>{dst}]", node.nvlink_bandwidth_bytes_per_s / (node.num_devices - 1)
+    for group in range(group0, group0 + len(node.pcie_groups)):
+        yield f"root_up[{group}]", node.root_port_bandwidth_bytes_per_s
+        yield f"root_down[{group}]", node.root_port_bandwidth_bytes_per_s
+    sockets = range(socket0, socket0 + len(node.numa_groups))
+    for socket in sockets:
+        yield f"host_memory[{socket}]", node.host_memory_bandwidth_bytes_per_s
+    for src, dst in permutations(sockets, 2):
+        yield f"numa[{src}>{dst}]", node.numa_bandwidth_bytes_per_s
+    for nic in range(num_nic_links(node)):
+        rate = node.nic_bandwidth_bytes_per_s * node.num_nics / num_nic_links(node)
+        yield f"nic_out[{number}.{nic}]", rate
+        yield f"nic_in[{number}.{nic}]", rate
+
+
+def num_nic_links(node: NodeSpec) -> int:
+    """NIC links of a node: several NICs that serve one GPU count as one link of their joint rate."""
+    return min(node.num_nics, node.num_devices)
+
+
+def nic_of(node: NodeSpec, local: int) -> int:
+    """NIC link nearest to a node's device: devices are dealt to NICs in order.
+
+    Raises
+    ------
+    ProfileError
+        If the node has no NIC.
+    """
+    if not node.num_nics:
+        raise ProfileError(f"node {node.name} has no NIC; give num_nics and nic_bandwidth to span nodes")
+    return local * num_nic_links(node) // node.num_devices
+
+
+def devices_of(cluster: Cluster, ranks: int, nodes: int | None = None) -> tuple[int, ...]:
+    """Devices of `ranks` consecutive ranks: a node is filled first, or the ranks are dealt evenly to `nodes`.
+
+    Raises
+    ------
+    LayoutError
+        If the ranks do not fit on the cluster or do not divide by `nodes`.
+
+    Examples
+    --------
+    >>> from overlapsim.hardware.loading import load_cluster
+    >>> devices_of(load_cluster("a100-sxm8").with_nodes(2), 4, nodes=2)
+    (0, 1, 8, 9)
+    """
+    per_node = cluster.node.num_devices
+    if not 1 <= ranks <= cluster.num_devices:
+        raise LayoutError(
+            f"{ranks} ranks do not fit on {cluster.name} with {cluster.num_nodes} node(s) of {per_node} GPUs; "
+            f"expected 1 to {cluster.num_devices}, or more nodes"
+        )
+    if nodes is None:
+        return tuple(range(ranks))
+    if not 1 <= nodes <= cluster.num_nodes or ranks % nodes or ranks // nodes > per_node:
+        raise LayoutError(f"{ranks} ranks do not spread evenly over {nodes} of {cluster.num_nodes} nodes of {per_node}")
+    return tuple(node * per_node + local for node in range(nodes) for local in range(ranks // nodes))
+
+
+def route(cluster: Cluster, src: int, dst: int) -> tuple[str, ...]:
+    """Links that a byte crosses from one GPU's memory to another's (HBM left out); empty from a GPU to itself.
+
+    A link named twice carries the byte twice: memory of a host that stages the transfer is written, then read.
+    Within a node NVLink is taken if there is any; peer-to-peer PCIe stays below the lowest common switch; without
+    peer-to-peer the sender's socket stages. Between nodes the NIC nearest to each GPU is taken.
+
+    Raises
+    ------
+    LayoutError
+        If a device is not in the cluster.
+    ProfileError
+        If the devices are on different nodes and the nodes have no NIC.
+    """
+    for device in (src, dst):
+        if not 0 <= device < cluster.num_devices:
+            raise LayoutError(f"device {device} is not in {cluster.name}; expected 0 to {cluster.num_devices - 1}")
+    node, per_node = cluster.node, cluster.node.num_devices
+    if src == dst:
+        return ()
+    if src // per_node != dst // per_node:
+        return egress(cluster, src) + ingress(cluster, dst)
+    if node.scale_up == "nvswitch":
+        return (f"nvlink_out[{src}]", f"nvlink_in[{dst}]")
+    if node.scale_up == "nvlink_mesh":
+        return (f"nvlink[{src}>{dst}]",)
+    group, to_group = _group(cluster, src), _group(cluster, dst)
+    socket, to_socket = _socket(cluster, src), _socket(cluster, dst)
+    if node.p2p and group == to_group:
+        return (f"pcie_up[{src}]", f"pcie_down[{dst}]")
+    staged = () if node.p2p else (f"host_memory[{socket}]",) * 2
+    return (
+        f"pcie_up[{src}]",
+        f"root_up[{group}]",
+        *staged,
+        *_numa(socket, to_socket),
+        f"root_down[{to_group}]",
+        f"pcie_down[{dst}]",
+    )
+
+
+def egress(cluster: Cluster, device: int) -> tuple[str, ...]:
+    """Links from a GPU to its node's edge."""
+    nic, home = _nic_and_home(cluster, device)
+    group, socket = _group(cluster, device), _socket(cluster, device)
+    inner: tuple[str, ...] = ()
+    if not cluster.node.p2p:
+        inner = (f"root_up[{group}]", *(f"host_memory[{socket}]",) * 2, *_numa(socket, _socket(cluster, home)))
+    elif group != _group(cluster, home):
+        inner = (
+            f"root_up[{group}]",
+            *_numa(socket, _socket(cluster, home)),
+            f"root_down[{_group(cluster, home)}]",
+        )
+    return (f"pcie_up[{device}]", *inner, f"nic_out[{nic}]")
+
+
+def ingress(cluster: Cluster, device: int) -> tuple[str, ...]:
+    """Links from a node's edge to a GPU."""
+    nic, home = _nic_and_home(cluster, device)
+    group, socket, home_socket = _group(cluster, device), _socket(cluster, device), _socket(cluster, home)
+    inner: tuple[str, ...] = ()
+    if not cluster.node.p2p:
+        inner = (*(f"host_memory[{home_socket}]",) * 2, *_numa(home_socket, socket), f"root_down[{group}]")
+    elif group != _group(cluster, home):
+        inner = (f"root_up[{_group(cluster, home)}]", *_numa(home_socket, socket), f"root_down[{group}]")
+    return (f"nic_in[{nic}]", *inner, f"pcie_down[{device}]")
+
+
+def _nic_and_home(cluster: Cluster, device: int) -> tuple[str, int]:
+    """Name of the nearest NIC link, and the device whose switch it shares."""
+    node = cluster.node
+    number, local = divmod(device, node.num_devices)
+    nic = nic_of(node, local)
+    home = next(other for other in range(node.num_devices) if nic_of(node, other) == nic)
+    return f"{number}.{nic}", number * node.num_devices + home
+
+
+def _group(cluster: Cluster, device: int) -> int:
+    return _place(cluster, device, cluster.node.pcie_groups)
+
+
+def _socket(cluster: Cluster, device: int) -> int:
+    return _place(cluster, device, cluster.node.numa_groups)
+
+
+def _place(cluster: Cluster, device: int, groups: tuple[tuple[int, ...], ...]) -> int:
+    number, local = divmod(device, cluster.node.num_devices)
+    return number * len(groups) + next(index for index, group in enumerate(groups) if local in group)
+
+
+def _numa(src: int, dst: int) -> tuple[str, ...]:
+    return () if src == dst else (f"numa[{src}>{dst}]",)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+
+from overlapsim.hardware.check import check_cluster, contradictions, gaps
+from overlapsim.hardware.loading import list_profiles, load_cluster
+from overlapsim.hardware.profile import Cluster, CurveKey, CurveTable, Source
+from tests.hardware.variants import with_device, with_node
+
+
+@pytest.mark.parametrize("name", list_profiles("cluster"))
+@pytest.mark.parametrize("key", ["bf16", "tf32", "fp8", "fp16:fp16"])
+def test_every_sparsity_peak_is_found(name: str, key: str) -> None:
+    cluster = load_cluster(name)
+    peaks = dict(cluster.device.peak_flop_per_s)
+    if key not in peaks:
+        pytest.skip("the device has no such rate")
+    peaks[key] *= 2
+    found = contradictions(with_device(cluster, peak_flop_per_s=peaks))
+    assert len([text for text in found if f"peak_flop.{key}" in text and "with sparsity" in text]) == 1
+
+
+def test_unknown_architecture_is_said(nvswitch: Cluster) -> None:
+    assert "not checked for sparsity" in contradictions(with_device(nvswitch, architecture="cdna3"))[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"nvlink_bandwidth_bytes_per_s": 3e12}, "nvlink_bandwidth of 3.00 TB/s is above HBM's 2.04 TB/s"),
+        ({"nvlink_bandwidth_bytes_per_s": 1e9}, "nvlink_bandwidth is below pcie_bandwidth"),
+        ({"pcie_bandwidth_bytes_per_s": 26e12}, "pcie_bandwidth of 26.0 TB/s is above HBM's"),
+        ({"nic_bandwidth_bytes_per_s": 400e9}, "nic_bandwidth of 400 GB/s a NIC is above a GPU's own link"),
+    ],
+)
+def test_rates_with_a_wrong_prefix(nvswitch: Cluster, changes: dict[str, float], expected: str) -> None:
+    assert any(expected in text for text in contradictions(with_node(nvswitch, **changes)))
+
+
+@pytest.mark.parametrize("rate", [2.039e9, 2.039e15])
+def test_hbm_rate_out_of_balance(nvswitch: Cluster, rate: float) -> None:
+    found = contradictions(with_device(nvswitch, hbm_bandwidth_bytes_per_s=rate))
+    assert any("FLOP per HBM byte" in text for text in found)
+
+
+def test_curves_faster_than_links(nvswitch: Cluster) -> None:
+    source = Source("measured", "mine.csv")
+    fast = CurveTable((1e3, 1e9), (1e-5, 4e-3), source)
+    assert any(
+        "curve all_reduce/2/1: 954 MiB in 4.00 ms is faster than its links allow (5.00 ms)" in text
+        for text in contradictions(nvswitch.with_curve(CurveKey("all_reduce", 2), fast))
+    )
+    slow = CurveTable((1e3, 1e9), (1e-5, 6e-3), source)
+    assert contradictions(nvswitch.with_curve(CurveKey("all_reduce", 2), slow)) == []
+    # Sixteen ranks on two nodes are checked against two nodes though one is in use.
+    assert contradictions(nvswitch.with_curve(CurveKey("all_gather", 16, 2), CurveTable((1e9,), (1e-3,), source)))
+    assert "never used" in contradictions(nvswitch.with_curve(CurveKey("all_gather", 9), slow))[0]
+    assert "not spread" in contradictions(nvswitch.with_curve(CurveKey("all_gather", 3, 2), slow))[0]
+
+
+def test_gaps_name_tables_and_weak_numbers(nvswitch: Cluster) -> None:
+    found = gaps(nvswitch)
+    assert "no measured curve of all_reduce at 4, 8 ranks: priced by latency and wire bytes" in found
+    assert any(text.startswith("no measured curve of all_to_all") for text in found)
+    assert any("device.kernels.signal_wait_s" in text and "net_latency_s" in text for text in found)
+    assert check_cluster(nvswitch) == [*contradictions(nvswitch), *found]
+    assert not [text for text in gaps(load_cluster("h100-sxm8")) if "curve" in text]
