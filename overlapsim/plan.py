@@ -158,9 +158,10 @@ def dump_plan(plan: Plan) -> str:
 
     Examples
     --------
-    >>> dump_plan(Plan("operator", OperatorInputs("c", "", 1, 2, 1, 1, 1, "fp16", "fp16", "all_reduce"),
-    ...     Choice("serial", "serial", "none", 1.0, 1.0, 1.0), (), {}, (), ()))[:28]
-    'version: 1\\nkind: operator\\nin'
+    >>> inputs = OperatorInputs("a800-sxm8", "", 1, 2, 64, 64, 64, "fp16", "fp16", "all_reduce")
+    >>> plan = Plan("operator", inputs, Choice("serial", "serial", "none", 1.0, 1.0, 1.0), (), {}, (), ())
+    >>> load_plan(dump_plan(plan)) == plan
+    True
     """
     import yaml
 

@@ -8,10 +8,11 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
-import overlapsim
 import overlapsim.hwprofiles
 import overlapsim.strategies
 import overlapsim.validate
+
+import overlapsim
 
 checkout = Path(__file__).resolve().parent.parent
 assert checkout not in Path(overlapsim.__file__).resolve().parents, overlapsim.__file__

@@ -20,7 +20,7 @@ from overlapsim.strategy.base import Applicability, Context, Parameters, Paramet
 from overlapsim.workload.operators import CollectiveOp, GemmOp
 
 TIE_MARGIN: Final = 0.02
-"""A gain below this is a tie: repeats of one measured case differ by 1 % on average, 4 % at most (FLASH-AE)."""
+"""A gain below this is a tie: repeats of a case differ by 1 % on average, 4 % at most (hwprofiles/SOURCES.md, FLASH)."""
 FAMILIES: Final[tuple[Family, ...]] = ("gemm", "collective", "launch")
 K_BEST: Final = 4
 MAX_GROUPS: Final = 12
@@ -252,7 +252,7 @@ def _cause(
         not pays(replace(context, prices=free)) and pays(replace(context, prices=free.with_vendor_kernels()))
     ):
         return "kernel_slower"
-    if contention and pays(context, with_contention=False) or pays(replace(context, prices=prices.with_comm_sms(1))):
+    if (contention and pays(context, with_contention=False)) or pays(replace(context, prices=prices.with_comm_sms(1))):
         return "contention"
     if pays(replace(context, prices=prices.without_latency())):
         return "small_message"

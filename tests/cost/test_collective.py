@@ -20,6 +20,7 @@ from overlapsim.errors import LayoutError, UsageError
 from overlapsim.hardware.bounds import wire_lower_bound_s
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.hardware.profile import CurveKey, CurveTable, Source
+from overlapsim.hardware.topology import links
 from overlapsim.hardware.wire import bottleneck, ring_wire_bytes
 from overlapsim.workload.operators import COLLECTIVES, CollectiveOp
 from tests.cost.machines import A100, nvlink_cluster
@@ -93,6 +94,8 @@ def test_demands_are_the_wire_bytes_and_fit_in_the_duration(kind, ranks, size):
     on_links = {d.resource: d.amount for d in cost.demands if not d.resource.startswith("hbm")}
     assert on_links == pytest.approx({link: amount for link, amount in wire.items() if amount > 0})
     memory = [d for d in cost.demands if d.resource.startswith("hbm")]
+    capacity = {d.resource: d.capacity for d in cost.demands}
+    assert all(capacity[link] == pytest.approx(0.75 * links(POD)[link]) for link in on_links)
     assert len(memory) == ranks and {d.capacity for d in memory} == {hbm_rate(A100)}
     assert all(d.amount <= cost.duration_s * d.capacity * (1 + 1e-9) for d in cost.demands)
 

@@ -179,6 +179,13 @@ def test_low_ends_stay_above_the_bound(m, n, k):
     assert low.vendor_gemm(op).duration_s <= BARE.vendor_gemm(op).duration_s
 
 
+def test_low_end_of_an_almost_perfect_kernel_is_the_bound():
+    perfect = replace(A100, kernels=replace(A100.kernels, gemm_efficiency=1.0))
+    book = PriceBook(nvlink_cluster(perfect), 8).at("gemm", "low")
+    op = GemmOp(18432, 18432, 16384, "fp16")
+    assert book.vendor_gemm(op).duration_s == pytest.approx(lower_bound_s(op, perfect))
+
+
 def test_what_if_kernels_were_the_vendors():
     for book in (BARE, MEASURED):
         kernel = book.with_vendor_kernels().kernel_gemm(OP, "wave_group", (256, 128))
