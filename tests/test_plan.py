@@ -31,7 +31,7 @@ PLAN = Plan(
     ),
     choice=Choice("wave_group", "overlap", "none", 3.1e-3, 1.5, 1e-5),
     operators=(
-        OperatorSettings("gemm", "fwd", "wave_group", {"group_tiles": (212, 140), "swizzle": 8}, {"bm": 256, "ok": True}),
+        OperatorSettings("gemm", "fwd", "wave_group", {"group_tiles": (212, 140), "x": 8}, {"bm": 256, "ok": True}),
     ),
     predictions={"wave_group": Prediction(1 / 3, 1e-300, 2.0)},
     findings=(Finding("code", "a sentence: with a colon, 'quotes' and ünicode"),),

@@ -20,7 +20,7 @@ from overlapsim.strategy.base import Applicability, Context, Parameters, Paramet
 from overlapsim.workload.operators import CollectiveOp, GemmOp
 
 TIE_MARGIN: Final = 0.02
-"""A gain below this is a tie: repeats of a case differ by 1 % on average, 4 % at most (hwprofiles/SOURCES.md, FLASH)."""
+"""A gain below this is a tie: repeats of a case differ by 1 % on average, 4 % at most (SOURCES.md, FLASH)."""
 FAMILIES: Final[tuple[Family, ...]] = ("gemm", "collective", "launch")
 K_BEST: Final = 4
 MAX_GROUPS: Final = 12
