@@ -31,7 +31,26 @@ def compiled(function: F) -> F:
     function : callable
         A module-level function inside the part of Python that numba compiles.
     """
-    options: dict[str, Any] = {"fastmath": False, "error_model": "numpy", "nogil": True}
+    return _compile(function, {})
+
+
+def borrowing(function: F) -> F:
+    """Like :func:`compiled`, for parts of a kernel that neither create nor return arrays.
+
+    They borrow their caller's arrays, so no references are counted: with a
+    dozen arrays that costs more than a short function itself.  Called only
+    from compiled functions.
+    """
+    return _compile(function, {"_nrt": False, "no_cpython_wrapper": True})
+
+
+def inlined(function: F) -> F:
+    """Like :func:`borrowing`, and made part of its caller."""
+    return _compile(function, {"_nrt": False, "no_cpython_wrapper": True, "inline": "always"})
+
+
+def _compile(function: F, special: dict[str, Any]) -> F:
+    options: dict[str, Any] = {"fastmath": False, "error_model": "numpy", "nogil": True, **special}
     try:
         dispatcher = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # "no locator available": neither the package nor a user folder is writable
