@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,8 +46,8 @@ def borrowing(function: F) -> F:
 
 
 def inlined(function: F) -> F:
-    """Like :func:`borrowing`, and made part of its caller."""
-    return _compile(function, {"_nrt": False, "no_cpython_wrapper": True, "inline": "always"})
+    """Like :func:`borrowing`, and always made part of its caller, which saves handing over the arrays."""
+    return _compile(function, {"_nrt": False, "no_cpython_wrapper": True, "forceinline": True})
 
 
 def _compile(function: F, special: dict[str, Any]) -> F:
@@ -55,17 +56,18 @@ def _compile(function: F, special: dict[str, Any]) -> F:
         dispatcher = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # "no locator available": neither the package nor a user folder is writable
         return numba.njit(**options)(function)  # type: ignore[no-any-return]
-    _watch_callees(dispatcher, function)
+    # numba refreshes its cache when the caller's file changes; a callee in another file counts as well.
+    cache_file: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
+    if hasattr(cache_file, "_source_stamp"):
+        cache_file._source_stamp = _source_stamp(Path(inspect.getfile(function)))
     return dispatcher  # type: ignore[no-any-return]
 
 
-def _watch_callees(dispatcher: Any, function: Callable[..., Any]) -> None:
-    """Key the disk cache by all files that may hold a callee; numba alone looks at the caller's file."""
-    own = Path(inspect.getfile(function))
+@lru_cache
+def _source_stamp(file: Path) -> bytes:
+    """Digest of `file` and of the ``kernel_*.py`` beside it."""
     digest = hashlib.sha256()
-    for path in sorted({own, *own.parent.glob("kernel_*.py")}):
+    for path in sorted({file, *file.parent.glob("kernel_*.py")}):
         if path.exists():
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    cache_file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
-    if hasattr(cache_file, "_source_stamp"):
-        cache_file._source_stamp = digest.digest()
+    return digest.digest()

@@ -52,8 +52,7 @@ def run(program: Program, *, contention: bool = True, record: bool = False) -> T
     if record:
         return _run_recorded(program, tables, contention)
     out, _, _ = _simulate(*tables, contention, _NO_COHORTS, _NO_SPEEDS, _NO_VALUES)
-    out.flags.writeable = False
-    return Timeline(program, *out)
+    return _timeline(program, out, None, None)
 
 
 # Buffers without room: the rows of a run that does not record are counted and dropped.
@@ -73,13 +72,17 @@ def _run_recorded(program: Program, tables: Packed, contention: bool) -> Timelin
             break
         # Rows without room were counted: a second run of the same program fits exactly.
         num_cohorts, num_speeds = used_cohorts, used_speeds
-    out.flags.writeable = False
     cohorts = _sorted_cohorts(cohort_rows[:used_cohorts])
     order = np.lexsort((speed_rows[:used_speeds, 0], speed_rows[:used_speeds, 1]))
     speeds = Speeds(speed_rows[order, 0], speed_rows[order, 1], speed_values[order])
     for array in (*vars(cohorts).values(), *vars(speeds).values()):
         array.flags.writeable = False
-    return Timeline(program, *out, cohorts=cohorts, speeds=speeds)
+    return _timeline(program, out, cohorts, speeds)
+
+
+def _timeline(program: Program, out: Int, cohorts: Cohorts | None, speeds: Speeds | None) -> Timeline:
+    out.flags.writeable = False  # and so are its rows
+    return Timeline(program, out[0], out[1], out[2], out[3], out[4], out[5], out[6], cohorts, speeds)
 
 
 def _sorted_cohorts(rows: Int) -> Cohorts:
@@ -95,9 +98,8 @@ def _sorted_cohorts(rows: Int) -> Cohorts:
 @compiled
 def _simulate(
     task_before: Int, runner_before: Int, edge: Int, gate_before: Int, pool_before: Int, line_before: Int,
-    lane_before: Int, rate_before: Float, ask_before: Int, demand_before: Float,
-    resource_before: Float, num_slots: int, shares: bool, contention: bool, cohort_rows: Int, speed_rows: Int,
-    speed_values: Float,
+    lane_before: Int, rate_before: Float, ask_before: Int, demand_before: Float, resource_before: Float,
+    num_slots: int, shares: bool, contention: bool, cohort_rows: Int, speed_rows: Int, speed_values: Float,
 ) -> tuple[Int, int, int]:  # fmt: skip
     """Run on copies of the tables; return the seven rows of Timeline and how many rows there were to record."""
     task, runner, gate, pool = task_before.copy(), runner_before.copy(), gate_before.copy(), pool_before.copy()
@@ -118,8 +120,8 @@ def _simulate(
     for chain in (at.TODO, at.TOUCHED, at.STIRRED, at.FREE_SLOT):
         var[chain] = at.NEVER
     _run_instants(
-        task, runner, edge, gate, pool, line, lane, rate, ask, demand, usage, resource, cohort, left,
-        heap, fresh, active, open_runners, scarce, var, shares and contention, cohort_rows, speed_rows, speed_values,
+        task, runner, edge, gate, pool, line, lane, rate, ask, demand, usage, resource, cohort, left, heap, fresh,
+        active, open_runners, scarce, var, contention, cohort_rows, speed_rows, speed_values,
     )  # fmt: skip
     out = np.empty((7, len(task)), np.int64)
     for i in range(len(task)):
@@ -132,10 +134,9 @@ def _simulate(
 
 @borrowing
 def _run_instants(
-    task: Int, runner: Int, edge: Int, gate: Int, pool: Int, line: Int, lane: Int, rate: Float,
-    ask: Int, demand: Float, usage: Int, resource: Float, cohort: Int, left: Float, heap: Int, fresh: Int,
-    active: Int, open_runners: Int, scarce: Int, var: Int, contention: bool, cohort_rows: Int, speed_rows: Int,
-    speed_values: Float,
+    task: Int, runner: Int, edge: Int, gate: Int, pool: Int, line: Int, lane: Int, rate: Float, ask: Int,
+    demand: Float, usage: Int, resource: Float, cohort: Int, left: Float, heap: Int, fresh: Int, active: Int,
+    open_runners: Int, scarce: Int, var: Int, contention: bool, cohort_rows: Int, speed_rows: Int, speed_values: Float,
 ) -> None:  # fmt: skip
     """The instants of section 3.2, one after another, until nothing is left to happen."""
     for row in range(len(lane)):
@@ -145,8 +146,8 @@ def _run_instants(
         grant(task, runner, pool, line, cohort, fresh, var)
         start(task, runner, cohort, var)
         set_speeds(
-            task, runner, pool, cohort, left, rate, ask, demand, usage, resource, heap, active,
-            open_runners, scarce, var, contention, speed_rows, speed_values,
+            task, runner, pool, cohort, left, rate, ask, demand, usage, resource, heap, active, open_runners,
+            scarce, var, contention, speed_rows, speed_values,
         )  # fmt: skip
         if var[at.HEAP_SIZE] == 0:
             break

@@ -116,7 +116,8 @@ def _grant_pool(task: Int, runner: Int, pool: Int, line: Int, cohort: Int, var: 
 @inlined
 def grant(task: Int, runner: Int, pool: Int, line: Int, cohort: Int, fresh: Int, var: Int) -> None:
     """Line the `fresh` contenders up and grant the SMs of every stirred pool."""
-    _sort(fresh, var[at.NUM_FRESH])
+    if var[at.NUM_FRESH] > 1:
+        _sort(fresh, var[at.NUM_FRESH])
     for j in range(var[at.NUM_FRESH]):
         i = fresh[j]
         n = task[i, at.LINE]

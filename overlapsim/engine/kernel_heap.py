@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overlapsim.engine import kernel_layout as at
-from overlapsim.jit import borrowing
+from overlapsim.jit import borrowing, inlined
 from overlapsim.schedule.program import Int
 
 
@@ -41,7 +41,7 @@ def _sink(heap: Int, size: int, place: int, event: int, time: int) -> None:
     heap[event, at.PLACE] = place
 
 
-@borrowing
+@inlined
 def schedule(heap: Int, var: Int, event: int, time: int) -> None:
     """Put `event` at `time`, wherever it was before."""
     place = heap[event, at.PLACE]

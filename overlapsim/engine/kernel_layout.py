@@ -68,7 +68,8 @@ DERATE: Final = 1  # of its pool; 1.0 for groups
 SPEED: Final = 2
 NEW_SPEED: Final = 3  # < 0 = open
 CAP: Final = 4
-RATE_COLUMNS: Final = 5
+BOUND: Final = 5  # cap / weight
+RATE_COLUMNS: Final = 6
 
 # demand (float64), one row per runner and finite resource
 FULL: Final = 0

@@ -69,7 +69,7 @@ def _open_edge(task: Int, runner: Int, edge: Int, gate: Int, var: Int, e: int) -
         touch(runner, var, task[i, at.RUNNER])
 
 
-@borrowing
+@inlined
 def _progress(task: Int, runner: Int, edge: Int, gate: Int, heap: Int, var: Int, i: int, done: int) -> None:
     """Open what the first `done` units of task `i` open; end it after the last."""
     task[i, at.PROGRESS] = done

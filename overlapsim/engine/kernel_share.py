@@ -10,22 +10,27 @@ from __future__ import annotations
 import math
 
 from overlapsim.engine import kernel_layout as at
-from overlapsim.jit import borrowing, inlined
+from overlapsim.jit import inlined
 from overlapsim.schedule.program import Float, Int
 
 
-@borrowing
+@inlined
 def share(
     task: Int, runner: Int, pool: Int, rate: Float, ask: Int, demand: Float, usage: Int, resource: Float,
     active: Int, open_runners: Int, scarce: Int, var: Int,
 ) -> None:  # fmt: skip
     """Set NEW_SPEED of all active runners."""
     _load(task, runner, pool, rate, ask, demand, usage, resource, active, scarce, var)
-    _open(rate, ask, usage, open_runners, scarce, var)
-    while var[at.NUM_OPEN] > 0:
+    bound = _open(rate, ask, usage, open_runners, scarce, var)
+    num_open = var[at.NUM_OPEN]
+    while num_open > 0:
         lam = _least_lam(rate, ask, demand, usage, resource, scarce, var)
-        if not _settle_capped(runner, rate, ask, usage, open_runners, var, lam):
-            _settle_limited(runner, rate, ask, usage, resource, open_runners, scarce, var, lam)
+        settled = 0
+        if bound <= lam:
+            settled = _settle_capped(runner, rate, ask, usage, open_runners, var, lam)
+        if settled == 0:
+            settled = _settle_limited(runner, rate, ask, usage, resource, scarce, var, lam)
+        num_open -= settled
 
 
 @inlined
@@ -65,27 +70,31 @@ def _load(
 
 
 @inlined
-def _open(rate: Float, ask: Int, usage: Int, open_runners: Int, scarce: Int, var: Int) -> None:
-    """List the users of overloaded resources: the open runners, whose NEW_SPEED is negative."""
-    var[at.NUM_OPEN] = 0
+def _open(rate: Float, ask: Int, usage: Int, open_runners: Int, scarce: Int, var: Int) -> float:
+    """List the users of overloaded resources, the open runners; return their least cap / weight."""
+    num_open = 0
+    bound = math.inf
     for s in range(var[at.NUM_SCARCE]):
         d = usage[scarce[s], at.FIRST_ASK]
         while d != at.NEVER:
             k = ask[d, at.ASKER]
             if rate[k, at.NEW_SPEED] > 0.0:
                 rate[k, at.NEW_SPEED] = -1.0
-                open_runners[var[at.NUM_OPEN]] = k
-                var[at.NUM_OPEN] += 1
+                rate[k, at.BOUND] = rate[k, at.CAP] / rate[k, at.WEIGHT]
+                bound = min(bound, rate[k, at.BOUND])
+                open_runners[num_open] = k
+                num_open += 1
             d = ask[d, at.NEXT_ASK]
+    var[at.NUM_OPEN] = num_open
+    return bound
 
 
 @inlined
 def _least_lam(rate: Float, ask: Int, demand: Float, usage: Int, resource: Float, scarce: Int, var: Int) -> float:
     """Bring lam of the scarce resources up to date and return the least; drop those that no open runner uses."""
     least = math.inf
-    num_scarce = var[at.NUM_SCARCE]
-    var[at.NUM_SCARCE] = 0
-    for s in range(num_scarce):
+    num_scarce = 0
+    for s in range(var[at.NUM_SCARCE]):
         r = scarce[s]
         if usage[r, at.STATE] == at.STALE:
             usage[r, at.STATE] = at.SCARCE
@@ -104,8 +113,9 @@ def _least_lam(rate: Float, ask: Int, demand: Float, usage: Int, resource: Float
                 resource[r, at.LAM] = max(0.0, resource[r, at.CAPACITY] - fixed) / slope
         if resource[r, at.LAM] < math.inf:
             least = min(least, resource[r, at.LAM])
-            scarce[var[at.NUM_SCARCE]] = r
-            var[at.NUM_SCARCE] += 1
+            scarce[num_scarce] = r
+            num_scarce += 1
+    var[at.NUM_SCARCE] = num_scarce
     return least
 
 
@@ -119,26 +129,23 @@ def _settle(runner: Int, rate: Float, ask: Int, usage: Int, k: int, speed: float
 
 
 @inlined
-def _settle_capped(runner: Int, rate: Float, ask: Int, usage: Int, open_runners: Int, var: Int, lam: float) -> bool:
-    """Settle the open runners whose cap comes before the least lam; return whether there were any."""
-    num_open = var[at.NUM_OPEN]
-    var[at.NUM_OPEN] = 0
-    for j in range(num_open):
+def _settle_capped(runner: Int, rate: Float, ask: Int, usage: Int, open_runners: Int, var: Int, lam: float) -> int:
+    """Settle the open runners whose cap comes before the least lam; return how many."""
+    settled = 0
+    for j in range(var[at.NUM_OPEN]):
         k = open_runners[j]
-        if rate[k, at.CAP] / rate[k, at.WEIGHT] <= lam:
+        if rate[k, at.NEW_SPEED] < 0.0 and rate[k, at.BOUND] <= lam:
             _settle(runner, rate, ask, usage, k, rate[k, at.CAP])
-        else:
-            open_runners[var[at.NUM_OPEN]] = k
-            var[at.NUM_OPEN] += 1
-    return bool(var[at.NUM_OPEN] < num_open)
+            settled += 1
+    return settled
 
 
 @inlined
 def _settle_limited(
-    runner: Int, rate: Float, ask: Int, usage: Int, resource: Float, open_runners: Int, scarce: Int, var: Int,
-    lam: float,
-) -> None:  # fmt: skip
-    """Settle the open runners that use a resource whose lam is the least."""
+    runner: Int, rate: Float, ask: Int, usage: Int, resource: Float, scarce: Int, var: Int, lam: float
+) -> int:
+    """Settle the open runners that use a resource whose lam is the least; return how many."""
+    settled = 0
     for s in range(var[at.NUM_SCARCE]):
         if resource[scarce[s], at.LAM] == lam:
             d = usage[scarce[s], at.FIRST_ASK]
@@ -146,11 +153,6 @@ def _settle_limited(
                 k = ask[d, at.ASKER]
                 if rate[k, at.NEW_SPEED] < 0.0:
                     _settle(runner, rate, ask, usage, k, max(at.MIN_SPEED, lam * rate[k, at.WEIGHT]))
+                    settled += 1
                 d = ask[d, at.NEXT_ASK]
-    num_open = var[at.NUM_OPEN]
-    var[at.NUM_OPEN] = 0
-    for j in range(num_open):
-        k = open_runners[j]
-        if rate[k, at.NEW_SPEED] < 0.0:
-            open_runners[var[at.NUM_OPEN]] = k
-            var[at.NUM_OPEN] += 1
+    return settled

@@ -47,7 +47,7 @@ def _move(task: Int, runner: Int, pool: Int, k: int) -> None:
 
 @borrowing
 def _end(var: Int, left: float, speed: float) -> int:
-    return var[at.NOW] + max(1, math.ceil(left / speed))
+    return int(var[at.NOW]) + max(1, math.ceil(left / speed))
 
 
 @borrowing

@@ -1,4 +1,4 @@
-"""Prints, at the end of a session, what the random programs of the slow agreement test contained."""
+"""Prints, at the end of a session, what the slow tests reached: features of random programs, mutants caught."""
 
 from __future__ import annotations
 
@@ -7,16 +7,27 @@ from typing import Any
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Sum the counts that test_agree_on_many recorded; reports carry them here from every worker process."""
-    programs, counts = 0, Counter()
+    """Add up what the slow tests recorded; reports bring it here from every worker process."""
+    programs = 0
+    counts: Counter[str] = Counter()
+    caught: Counter[str] = Counter()
     for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
         for name, value in report.user_properties:
             if name == "random programs":
                 programs += value
             elif name == "random program counts":
                 counts.update(value)
+            elif name == "mutation caught by":
+                caught[value] += 1
     if programs:
         terminalreporter.section(f"{programs} random programs: how many had")
-        width = max(len(name) for name in counts)
-        for name, count in counts.most_common():
-            terminalreporter.write_line(f"{name:{width}} {count:6d} {count / programs:7.1%}")
+        _write(terminalreporter, counts, programs)
+    if caught:
+        terminalreporter.section(f"{caught.total()} mutations: first caught by")
+        _write(terminalreporter, caught, caught.total())
+
+
+def _write(terminalreporter: Any, counts: Counter[str], total: int) -> None:
+    width = max(len(name) for name in counts)
+    for name, count in counts.most_common():
+        terminalreporter.write_line(f"{name:{width}} {count:6d} {count / total:7.1%}")

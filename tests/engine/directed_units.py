@@ -75,6 +75,15 @@ def workers_spin_in_different_rounds() -> Directed:
     return Directed(b.freeze(), [150, 700, 500, (0, 600, 600, 600, 610)])
 
 
+def late_worker_retires_between_units_of_another() -> Directed:
+    """CTA 0 does units 0 and 2 (0-200), CTA 1 unit 1 (50-150): its SM is free at 150, for task 2."""
+    b = Builder(2)
+    b.F(1, 50, 1)
+    b.B(3, 100, 2, persistent=True)
+    b.B(1, 10, 1)
+    return Directed(b.freeze(), [50, 200, (0, 0, 150, 150, 160)])
+
+
 def end_is_the_last_to_finish() -> Directed:
     """CTA 0 does units 0, 2, 4 (0-300), CTA 1 gets its SM then: 1 and 3 (300-500).  Unit 4 is not the last to end."""
     b = Builder(2)
@@ -220,6 +229,7 @@ CASES: tuple[Make, ...] = (
     late_worker_follows_an_early_one,
     late_worker_of_many_rounds,
     workers_spin_in_different_rounds,
+    late_worker_retires_between_units_of_another,
     end_is_the_last_to_finish,
     persistent_workers_retire_apart,
     persistent_takes_no_more_than_its_units,

@@ -85,8 +85,8 @@ _GRANT = (
     ("3.3 then index", "_sort(fresh, var[at.NUM_FRESH])", "pass"),
     (
         "3.3 then time eligible",
-        "task[i, at.TASK_NEXT] = at.NEVER\n        if line[n, at.FIRST] == at.NEVER:\n            line[n, at.FIRST] = i",
-        "task[i, at.TASK_NEXT] = line[n, at.FIRST]\n        if True:\n            line[n, at.FIRST] = i\n            continue",
+        "task[i, at.TASK_NEXT] = at.NEVER\n",
+        "task[i, at.TASK_NEXT] = line[n, at.FIRST]\n        line[n, at.FIRST] = i\n        continue\n",
     ),
     ("3.3 a FLOW takes all its SMs at once", "if free < got:", "if free < 1:"),
     ("3.3 a FLOW short of SMs closes the pool", "pool[p, at.FREE] = free\n                return", "break"),
@@ -137,7 +137,7 @@ _SHARE = (
     (
         "3.5 all equal lam settle at once",
         "if resource[scarce[s], at.LAM] == lam:",
-        "if resource[scarce[s], at.LAM] == lam and not any(\n            resource[scarce[q], at.LAM] == lam for q in range(s)\n        ):",
+        "if s == min(q for q in range(var[at.NUM_SCARCE]) if resource[scarce[q], at.LAM] == lam):",
     ),
     ("3.5 x is at least 2^-16", "max(at.MIN_SPEED, lam * rate[k, at.WEIGHT])", "lam * rate[k, at.WEIGHT]"),
     ("3.5 x = lam * weight", "max(at.MIN_SPEED, lam * rate[k, at.WEIGHT])", "max(at.MIN_SPEED, lam)"),
@@ -171,8 +171,8 @@ _SPEEDS = (
     ("3.6 what was done went at the old speed", "left[slot] - old * float(", "left[slot] - new * float("),
     (
         "3.6 remaining counts from the last change",
-        "            cohort[slot, at.SINCE] = var[at.NOW]\n            cohort[slot, at.DONE_AT] = _end(var, left[slot], new)",
-        "            cohort[slot, at.DONE_AT] = _end(var, left[slot], new)",
+        "cohort[slot, at.SINCE] = var[at.NOW]\n            cohort[slot, at.DONE_AT] = _end(var, left[slot], new)",
+        "cohort[slot, at.DONE_AT] = _end(var, left[slot], new)",
     ),
     ("3.6 an equal speed touches nothing", "if rate[k, at.NEW_SPEED] != rate[k, at.SPEED]:", "if True:"),
     ("3.2 a runner that starts anew has no old speed", "rate[k, at.SPEED] = 0.0", "pass"),
@@ -227,8 +227,8 @@ _PACK = (
     ),
     (
         "3.5 a group counts as its lowest member",
-        "lead_of[flow] = first[program.task_runner_group[flow]]",
-        "lead_of[flow] = np.maximum.reduceat(program.group_members.index, program.group_members.ptr[:-1])[\n        program.task_runner_group[flow]\n    ]",
+        "first = program.group_members.index[program.group_members.ptr[:-1]]",
+        "first = program.group_members.index[program.group_members.ptr[1:] - 1]",
     ),
 )
 

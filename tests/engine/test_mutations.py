@@ -113,5 +113,5 @@ def test_caught(mutation: Mutation, tmp_path: Path, record_property: Callable[[s
 @pytest.mark.parametrize("engine", ["reference", "compiled"])
 def test_every_section_is_covered(engine: str) -> None:
     rules = [mutation.rule for mutation in MUTATIONS if mutation.engine == engine]
-    assert {rule.split()[0] for rule in rules} == set(SECTIONS)
+    assert {rule.split()[0] for rule in rules} >= set(SECTIONS)
     assert len(set(rules)) == len(rules)

@@ -1,0 +1,67 @@
+"""`overlapsim accuracy`: measured against predicted, by group, on committed splits or on a table of your own."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+
+from overlapsim.accuracy.suite import Group, Suite
+from overlapsim.cli.output import print_json
+
+# Suite -> module with `evaluate(data: Path | None) -> Suite`; imported when asked for.
+SUITES: Final = {
+    "flashoverlap": "overlapsim.accuracy.flashoverlap",
+    "collectives": "overlapsim.accuracy.collectives",
+    "gemm": "overlapsim.accuracy.gemm",
+    "operators": "overlapsim.accuracy.operators",
+}
+
+
+@click.command("accuracy")
+@click.option("--suite", type=click.Choice(list(SUITES)), required=True, help="What to score.")
+@click.option("--data", type=click.Path(path_type=Path), help="Score this table instead (format: docs/accuracy.md).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(suite: str, data: Path | None, as_json: bool) -> None:
+    """Score predictions against measurements."""
+    result: Suite = importlib.import_module(SUITES[suite]).evaluate(data)
+    if as_json:
+        print_json(result.to_dict())
+        return
+    _table(result)
+
+
+def _table(result: Suite) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    table = Table(title=f"accuracy of {result.suite} (errors in %, predicted over measured)")
+    for column in ("group", "points", "fitted", "bias", "median", "mean", "p90", "p95", "in 90 % range", "signs"):
+        table.add_column(column)
+    for group in (*result.groups, result.overall):
+        table.add_row(*_cells(group))
+    console.print(table)
+    for key, value in result.notes.items():
+        console.print(f"{key}: {value}", highlight=False, markup=False)
+    for finding in result.findings:
+        console.print(f"finding {finding.code}: {finding.message}", highlight=False, markup=False)
+
+
+def _cells(group: Group) -> tuple[str, ...]:
+    fitted = {True: "yes", False: "no", None: "-"}[group.fitted]
+    errors = (group.median_signed, group.median_abs, group.mean_abs, group.p90_abs, group.p95_abs)
+    first, *others = (100 * error for error in errors)
+    signs = f"{group.sign_right}/{group.sign_total}" if group.sign_total else ""
+    return (
+        group.name,
+        str(group.num_points),
+        fitted,
+        f"{first:+.1f}",
+        *(f"{error:.1f}" for error in others),
+        f"{100 * group.coverage90:.0f} %",
+        signs,
+    )
