@@ -65,9 +65,9 @@ def _compile(function: F, special: dict[str, Any]) -> F:
 
 @lru_cache
 def _source_stamp(file: Path) -> bytes:
-    """Digest of `file` and of the ``kernel_*.py`` beside it."""
+    """Digest of `file`, of the ``kernel_*.py`` beside it, and of the options in this file."""
     digest = hashlib.sha256()
-    for path in sorted({file, *file.parent.glob("kernel_*.py")}):
+    for path in sorted({file, Path(__file__), *file.parent.glob("kernel_*.py")}):
         if path.exists():
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.digest()

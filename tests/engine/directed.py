@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from overlapsim.schedule.program import Program
-
-from .golden import Builder
+from tests.engine.golden import Builder
 
 NEVER = -1
 T12 = 10**12

@@ -6,8 +6,8 @@ since 10^12 / x is above 10^12 and is rounded up.  Decimal fractions are the flo
 
 from __future__ import annotations
 
-from .directed import T12, Directed, Make, all_at, flows
-from .golden import Builder
+from tests.engine.directed import T12, Directed, Make, all_at, flows
+from tests.engine.golden import Builder
 
 
 def same_speed_touches_nothing() -> Directed:

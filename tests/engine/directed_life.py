@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .directed import NEVER, Directed, Make, all_at
-from .golden import Builder
+from tests.engine.directed import NEVER, Directed, Make, all_at
+from tests.engine.golden import Builder
 
 
 def settle_before_grant() -> Directed:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .directed import Directed, Make, all_at
-from .golden import Builder
+from tests.engine.directed import Directed, Make, all_at
+from tests.engine.golden import Builder
 
 
 def alone_nobody_is_slowed() -> Directed:

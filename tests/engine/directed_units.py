@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .directed import Directed, Make
-from .golden import Builder
+from tests.engine.directed import Directed, Make
+from tests.engine.golden import Builder
 
 
 def late_persistent_workers() -> Directed:

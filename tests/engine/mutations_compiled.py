@@ -5,7 +5,7 @@ What no program can show is left out, as in mutations_reference.py.
 
 from __future__ import annotations
 
-from .mutants import Mutation
+from tests.engine.mutants import Mutation
 
 _SETTLE = (
     ("3.1 a launch keeps the lane busy", "!= at.NEVER and task[i, at.HOST_TIME] > 0:", "!= at.NEVER and False:"),
@@ -94,12 +94,28 @@ _GRANT = (
     ("3.3 clusters", "got -= got % task[i, at.QUANTUM]", "pass"),
     ("3.3 the last CTAs need no full cluster", "if got < want:", "if True:"),
     ("3.1 BLOCKS are resident at their first SM", "if task[i, at.RESIDENT] == at.NEVER:", "if True:"),
-    ("3.4 chunk 0 waits for all members", "runner[k, at.RESIDENTS] < end - first", "runner[k, at.RESIDENTS] < 1"),
-    ("3.4 gates of all members", "open_to = min(open_to, task[member[m], at.OPEN_TO])", "pass"),
-    ("3.4 chunk u + 1 waits for gates", "if open_to <= unit:", "if open_to <= 0:"),
+    (
+        "3.4 chunk 0 waits for all members",
+        "runner[k, at.RESIDENTS] < runner[k, at.MEMBERS]",
+        "runner[k, at.RESIDENTS] < 1",
+    ),
+    (
+        "3.4 gates of all members",
+        "or all units done\n        i = task[i, at.MEMBER_NEXT]",
+        "or all units done\n        i = at.NEVER",
+    ),
+    (
+        "3.4 chunk u + 1 waits for gates",
+        "if task[i, at.OPEN_TO] <= unit:",
+        "if task[i, at.OPEN_TO] <= min(unit, 0) or unit == task[i, at.UNITS]:",
+    ),
     ("3.4 units of BLOCKS wait for gates", "min(task[i, at.PLACED], task[i, at.OPEN_TO])", "task[i, at.PLACED]"),
     ("3.4 crews start as far as gates are open", "_split_crew(runner, cohort, var, k, slot, ready)", "pass"),
-    ("3.1 start is the first unit", "task[i, at.START] = var[at.NOW]", "task[i, at.START] = task[i, at.RESIDENT]"),
+    (
+        "3.1 start is the first unit",
+        "at.START] == at.NEVER:\n            task[i, at.START] = var[at.NOW]",
+        "at.START] == at.NEVER:\n            task[i, at.START] = task[i, at.RESIDENT]",
+    ),
     (
         "4 crews merge only in one round",
         "        and cohort[after, at.ROUND] == cohort[slot, at.ROUND]\n",
@@ -108,6 +124,12 @@ _GRANT = (
 )
 
 _SHARE = (
+    ("3.5 F counts units", "many = float(runner[k, at.RUNNING])", "many = 1.0"),
+    (
+        "3.5 ask is at most C",
+        "min(many * demand[d, at.FULL], resource[r, at.CAPACITY])",
+        "many * demand[d, at.FULL]",
+    ),
     ("3.5 overload counts caps", "+= demand[d, at.ASKED] * cap", "+= demand[d, at.ASKED]"),
     (
         "3.5 overload is above C",
@@ -123,17 +145,18 @@ _SHARE = (
     ("3.5 slope counts weights", "slope += demand[d, at.ASKED] * rate[k, at.WEIGHT]", "slope += demand[d, at.ASKED]"),
     ("3.5 fixed is left out of C", "resource[r, at.CAPACITY] - fixed)", "resource[r, at.CAPACITY])"),
     ("3.5 the least lam decides", "least = min(least, resource[r, at.LAM])", "least = resource[r, at.LAM]"),
-    ("3.5 cap / weight equal to lam settles at cap", "rate[k, at.WEIGHT] <= lam:", "rate[k, at.WEIGHT] < lam:"),
+    ("3.5 cap / weight equal to lam settles at cap", "rate[k, at.BOUND] <= lam:", "rate[k, at.BOUND] < lam:"),
     (
         "3.5 cap is divided by weight",
-        "rate[k, at.CAP] / rate[k, at.WEIGHT] <= lam:",
+        "rate[k, at.BOUND] <= lam:",
         "rate[k, at.CAP] <= lam * rate[k, at.WEIGHT]:",
     ),
     (
         "3.5 those that reach their cap settle first",
-        "if not _settle_capped(runner, rate, ask, usage, open_runners, var, lam):",
-        "if True:",
+        "if bound <= lam:",
+        "if False:",
     ),
+    ("4 the least cap / weight spares a look at the others", "if bound <= lam:", "if bound < lam:"),
     (
         "3.5 all equal lam settle at once",
         "if resource[scarce[s], at.LAM] == lam:",
@@ -154,17 +177,11 @@ _SPEEDS = (
         "while place > 0 and active[place - 1] > k:",
         "while place > 0 and active[place - 1] < k:",
     ),
-    ("3.5 F counts units", "many = float(runner[k, at.RUNNING])", "many = 1.0"),
-    (
-        "3.5 ask is at most C",
-        "min(many * demand[d, at.FULL], resource[ask[d, at.RESOURCE], at.CAPACITY])",
-        "many * demand[d, at.FULL]",
-    ),
     ("3.5 derate by FLOWs with SMs only", "if task[i, at.SM] > 0:", "if True:"),
     (
         "3.5 a group that ends its chunk moves no more",
-        "change = 2 * runner[k, at.RUNNING] - 1",
-        "change = runner[k, at.RUNNING]",
+        "+= 2 * runner[k, at.RUNNING] - 1",
+        "+= runner[k, at.RUNNING]",
     ),
     ("3.6 an end is rounded up", "math.ceil(left / speed)", "int(left / speed)"),
     ("3.6 an end is at least 1 ps away", "max(1, math.ceil(left / speed))", "math.ceil(left / speed)"),

@@ -7,7 +7,7 @@ a negative lam gives the floor of 2^-16, and so does 0.  `C = inf` left out: an 
 
 from __future__ import annotations
 
-from .mutants import Mutation
+from tests.engine.mutants import Mutation
 
 _LIFE = (
     ("3.1 a launch keeps the lane busy", "timeout(task.launch_ps)", "timeout(0)"),

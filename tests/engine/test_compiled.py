@@ -89,7 +89,7 @@ def test_contention_off_is_the_program_without_contention() -> None:
         assert set(off.speeds.speed.tolist()) <= {1.0}
         assert values(off) == values(run(program.without_contention(), record=True))
         changed += values(off) != values(run(program, record=True))
-    assert changed > 20  # or the flag was not tried
+    assert changed > 10  # or the flag was not tried
 
 
 @pytest.mark.parametrize("contention", [True, False])

@@ -11,8 +11,7 @@ from overlapsim.engine.deadlock import ClosedEdge, Shortage, StuckTask, explain,
 from overlapsim.engine.timeline import Timeline
 from overlapsim.errors import DeadlockError
 from overlapsim.testing.programs import random_program
-
-from .golden import GOLDEN, Builder, deadlock, waves
+from tests.engine.golden import GOLDEN, Builder, deadlock, waves
 
 Run = Callable[..., Timeline]
 

@@ -9,9 +9,8 @@ import pytest
 
 from overlapsim.engine import compiled, reference
 from overlapsim.engine.timeline import Timeline
-
-from . import directed_bits, directed_life, directed_speeds, directed_units
-from .directed import Make
+from tests.engine import directed_bits, directed_life, directed_speeds, directed_units
+from tests.engine.directed import Make
 
 CASES = (*directed_life.CASES, *directed_units.CASES, *directed_speeds.CASES, *directed_bits.CASES)
 INSTANTS = ("t_issued", "t_eligible", "t_resident", "t_start", "t_end")

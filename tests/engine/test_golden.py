@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from overlapsim.engine import compiled, reference
 from overlapsim.engine.timeline import Timeline
-
-from .golden import GOLDEN, RULES, Builder, Golden, instants, steal, two_flows
+from tests.engine.golden import GOLDEN, RULES, Builder, Golden, instants, steal, two_flows
 
 Run = Callable[..., Timeline]
 

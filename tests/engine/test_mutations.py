@@ -21,12 +21,11 @@ from overlapsim.engine import compiled, reference
 from overlapsim.engine.timeline import Timeline
 from overlapsim.schedule.program import Program
 from overlapsim.testing.programs import random_program
-
-from . import mutations_compiled, mutations_reference
-from .golden import GOLDEN
-from .mutants import Mutation, loaded
-from .test_agreement import differences
-from .test_directed import CASES
+from tests.engine import mutations_compiled, mutations_reference
+from tests.engine.golden import GOLDEN
+from tests.engine.mutants import Mutation, loaded
+from tests.engine.test_agreement import differences
+from tests.engine.test_directed import CASES
 
 NUM_RANDOM = 300
 MUTATIONS = (*mutations_reference.MUTATIONS, *mutations_compiled.MUTATIONS)
