@@ -16,6 +16,7 @@ from overlapsim.errors import OverlapSimError
 COMMANDS: Final = {
     "operator": ("overlapsim.cli.operator", "Plan how one GEMM overlaps with its collective."),
     "trace": ("overlapsim.cli.trace", "Simulate a plan file again; write its trace or plot."),
+    "accuracy": ("overlapsim.cli.accuracy", "Score predictions against measurements, by group and regime."),
     "profiles": ("overlapsim.cli.profiles", "List, show and check hardware profiles."),
     "strategies": ("overlapsim.cli.strategies", "List and show overlap strategies."),
 }

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from numpy.typing import ArrayLike
 
-from overlapsim.cost.base import Cost, Family, Spread
+from overlapsim.cost.base import Cost, Family, Spread, hbm_rate
 from overlapsim.cost.collective import CollectiveModel, num_nodes
 from overlapsim.cost.curve import Curve, FloatArray
 from overlapsim.cost.gemm import (
@@ -22,10 +22,11 @@ from overlapsim.cost.gemm import (
     refuse_oversized,
     template_gemm_cost,
 )
+from overlapsim.cost.overlap import OverlapSpec, overlap_spec
 from overlapsim.errors import UsageError
 from overlapsim.hardware.profile import Cluster, CurveTable, DeviceSpec
 from overlapsim.plan import Finding
-from overlapsim.units import format_bytes
+from overlapsim.units import dtype_bytes, format_bytes
 from overlapsim.workload.operators import CollectiveKind, CollectiveOp, GemmOp, OperatorGraph
 
 End = Literal["low", "high"]
@@ -51,6 +52,7 @@ class PriceBook:
     curve : measured sizes and times, in place of the cluster's
     tile : (BM, BN) or (BM, BN, BK) of the measured kernels, and of every strategy's kernel
     collective_sms : SMs (CTAs) that a collective holds; the cluster's when None
+    overlap_constants : what a GEMM and a collective cost each other; the cluster's when None
     factors : multiplier of all times of a family
     ends : families taken at the low or high end of their spread
     vendor_kernels : price every strategy's kernel as fast as the vendor's (what if)
@@ -78,6 +80,7 @@ class PriceBook:
     curve: CurveTable | None = None
     tile: Sequence[int] | None = None
     collective_sms: int | None = None
+    overlap_constants: OverlapSpec | None = None
     factors: Mapping[Family, float] = field(default_factory=dict)
     ends: Mapping[Family, End] = field(default_factory=dict)
     vendor_kernels: bool = False
@@ -117,8 +120,10 @@ class PriceBook:
     def kernel_gemm(self, op: GemmOp, strategy: str, tile: Sequence[int] | None = None) -> GemmCost:
         """Cost of the strategy's own kernel on all SMs; its ``tile_time_s`` holds on fewer SMs too.
 
-        Measured where the user measured it; else the vendor model with that
-        tile, ``template_slowdown`` times, scaled like the vendor's where that was measured.
+        Measured where the user measured it.  Else the vendor's time on this
+        shape, ``template_slowdown`` times, for the fastest tile and longer by
+        the model's ratio for others, plus the store of each wave, which
+        nothing hides in a signalled kernel.
 
         Parameters
         ----------
@@ -139,12 +144,14 @@ class PriceBook:
         measured_s = self.kernel_time_s.get(strategy)
         if measured_s is not None and self._is_measured(op) and tile[:2] == self._kernel_tile(op)[:2]:
             return self._end_of(op, template_gemm_cost(op, self._device, tile=tile, measured_s=measured_s))
-        ratio = self._vendor_ratio
+        model = template_gemm_cost(op, self._device, tile=tile)
         if measured_s is not None:
             assert self.gemm is not None
             reference = template_gemm_cost(self.gemm, self._device, tile=self._kernel_tile(self.gemm))
-            ratio = measured_s / reference.duration_s
-        cost = template_gemm_cost(op, self._device, tile=tile).scaled(ratio)
+            cost = model.scaled(measured_s / reference.duration_s)
+        else:
+            cost = model.scaled(self._unmeasured_kernel_s(op, model) / model.duration_s)
+            cost = cost.scaled(1 + self._epilogue_s(op, cost) / cost.tile_time_s)
         return self._end_of(op, self._not_below_bound(op, cost))
 
     def kernel_tiles(self, op: GemmOp, strategy: str) -> tuple[Tile, ...]:
@@ -184,8 +191,20 @@ class PriceBook:
         return self._seconds(kind, self.ranks, size_bytes)
 
     def comm_sms(self, kind: CollectiveKind) -> int:
-        """SMs that a collective holds while it runs."""
-        return self.cluster.collectives.sms if self.collective_sms is None else self.collective_sms
+        """SMs that a collective holds while it runs.
+
+        Point-to-point channels are a power of two, so an all_to_all holds the
+        largest one within what a reducing collective holds.
+        """
+        if self.collective_sms is not None:
+            return self.collective_sms
+        sms = self.overlap.comm_sms
+        return 1 << (sms.bit_length() - 1) if kind in ("all_to_all", "send_recv") and sms else sms
+
+    @cached_property
+    def overlap(self) -> OverlapSpec:
+        """What a GEMM and a collective cost each other on this machine."""
+        return overlap_spec(self.cluster) if self.overlap_constants is None else self.overlap_constants
 
     @property
     def signal_wait_s(self) -> float:
@@ -295,6 +314,21 @@ class PriceBook:
             curve = Curve(self.curve) if mine and self.curve is not None else None
             self._models[key] = CollectiveModel(self.cluster, kind, ranks, curve)
         return self._models[key]
+
+    def _unmeasured_kernel_s(self, op: GemmOp, model: GemmCost) -> float:
+        vendor = gemm_cost(op, self._device)
+        if vendor.split_k > 1:
+            # The vendor fills the SMs by splitting k; a signalled kernel cannot, so only the model of its tile holds.
+            return model.duration_s * self._vendor_ratio
+        best = template_gemm_cost(op, self._device, tile=self._kernel_tile(op))
+        vendor_s = self.gemm_time_s if self._is_measured(op) else None
+        vendor_s = vendor.duration_s * self._vendor_ratio if vendor_s is None else vendor_s
+        return vendor_s * self._device.kernels.template_slowdown * model.duration_s / best.duration_s
+
+    def _epilogue_s(self, op: GemmOp, cost: GemmCost) -> float:
+        """Time of a wave in which a signalled kernel only stores its tiles."""
+        wave_bytes = self._device.num_sms * cost.grid.bm * cost.grid.bn * dtype_bytes(op.dtype)
+        return self.overlap.epilogue_factor * wave_bytes / hbm_rate(self._device)
 
     def _is_measured(self, op: GemmOp) -> bool:
         return self.gemm is not None and _shape(op) == _shape(self.gemm)

@@ -22,11 +22,12 @@ from overlapsim.workload.operators import CollectiveOp, GemmOp
 TIE_MARGIN: Final = 0.02
 """A gain below this is a tie: repeats of a case differ by 1 % on average, 4 % at most (SOURCES.md, FLASH)."""
 FAMILIES: Final[tuple[Family, ...]] = ("gemm", "collective", "launch")
-K_BEST: Final = 4
-MAX_GROUPS: Final = 12
+K_BEST: Final = 2
+MAX_GROUPS: Final = 8
+WORTH_RUNNING: Final = 1.03
+"""A split is run when the recurrence puts it within this of its problem's optimum: contention moves them by as much."""
+POINTS: Final = 4
 NEARLY_FREE: Final = 1e-6
-CONFIRMED: Final = 8
-"""Candidates of one strategy that the engine runs; the screen has ranked them by recurrence."""
 
 
 @dataclass(frozen=True)
@@ -161,28 +162,33 @@ def _plan_strategy(strategy: Strategy, context: Context, contention: bool) -> St
     applicability = strategy.applies_to(context)
     if not applicability.applies:
         return StrategyResult(strategy, applicability)
-    proposals = sorted(_proposals(strategy.parameters(context)), key=lambda p: p[0])[:CONFIRMED]
+    proposals = list(_proposals(strategy.parameters(context)))
     if not proposals:
         raise StrategyError(f"{strategy.name} applies but proposes no parameters; its ParameterSpace is empty")
     candidates = [
-        Candidate(strategy, p, simulate(strategy, context, p, contention=contention).duration_s, value or None)
+        Candidate(strategy, p, simulate(strategy, context, p, contention=contention).duration_s, value)
         for value, p in proposals
     ]
-    # Sorting is stable: among equals the screen's order stands, fewest groups first.
+    # min takes the first of equals: the screen's order stands, fewest groups first.
     best = min(candidates, key=lambda candidate: candidate.predicted_s)
     return StrategyResult(strategy, applicability, best, findings=strategy.findings(context, best.parameters))
 
 
-def _proposals(space: ParameterSpace) -> Iterator[tuple[float, Parameters]]:
-    """Yield (screened value, parameters); 0.0 where there is nothing to screen by."""
+def _proposals(space: ParameterSpace) -> Iterator[tuple[float | None, Parameters]]:
+    """Yield (screened value, parameters) worth running: every grid point, or the best splits of the best points."""
+    if space.partition is None:
+        yield from ((None, point) for point in space.points())
+        return
+    solved = []
     for point in space.points():
-        partition = space.partition(point) if space.partition is not None else None
-        if partition is None:
-            if space.partition is None:
-                yield 0.0, point
-            continue
-        splits = dict.fromkeys((*solve(partition, K_BEST), *best_by_groups(partition, MAX_GROUPS)))
-        for split in splits:
+        partition = space.partition(point)
+        if partition is not None:
+            solved.append((solve(partition, K_BEST), partition))
+    solved.sort(key=lambda entry: entry[0][0].value_s)
+    for splits, partition in solved[:POINTS]:
+        limit = WORTH_RUNNING * splits[0].value_s
+        fewer = (s for s in best_by_groups(partition, MAX_GROUPS) if s.value_s <= limit)
+        for split in dict.fromkeys((*splits, *fewer)):
             yield split.value_s, partition.to_parameters(split.cuts)
 
 

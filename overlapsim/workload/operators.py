@@ -88,6 +88,8 @@ class CollectiveOp:
     size_bytes : all_reduce: the buffer; all_gather, reduce_scatter, all_to_all: the larger side
         (all ranks' shards together)
     name, pass_ : of the operator it serves
+    rank_rows : rows that each rank brings where routing is unbalanced (all_to_all); empty where all bring the same.
+        `size_bytes` is then that of the rank with the most rows
     """
 
     kind: CollectiveKind
@@ -96,6 +98,7 @@ class CollectiveOp:
     dtype: str = "bf16"
     name: str = "gemm"
     pass_: str = "fwd"
+    rank_rows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in COLLECTIVES:
@@ -104,6 +107,11 @@ class CollectiveOp:
             raise WorkloadError(f"collective size is {self.size_bytes} bytes; expected more than 0")
         if self.ranks < 1:
             raise WorkloadError(f"a collective has {self.ranks} ranks; expected at least 1")
+        if self.rank_rows and (len(self.rank_rows) != self.ranks or min(self.rank_rows) < 1):
+            raise WorkloadError(
+                f"rank_rows has {len(self.rank_rows)} entries, the least {min(self.rank_rows)}; "
+                f"expected one count of at least 1 for each of {self.ranks} ranks"
+            )
         check_name(self.name, self.pass_)
 
 
@@ -143,7 +151,9 @@ def check_name(name: str, pass_: str) -> None:
         raise WorkloadError(f"pass {pass_!r} is unknown; expected one of {', '.join(PASSES)}")
 
 
-def gemm_then_collective(gemm: GemmOp, kind: CollectiveKind, ranks: int) -> OperatorGraph:
+def gemm_then_collective(
+    gemm: GemmOp, kind: CollectiveKind, ranks: int, rank_rows: tuple[int, ...] = ()
+) -> OperatorGraph:
     """The graph of a GEMM whose output goes through a collective.
 
     Parameters
@@ -151,11 +161,22 @@ def gemm_then_collective(gemm: GemmOp, kind: CollectiveKind, ranks: int) -> Oper
     gemm : sizes per rank
     kind : ``all_reduce`` (the sum of C), ``reduce_scatter`` or ``all_to_all`` (C split over ranks)
     ranks : ranks in the group
+    rank_rows : rows of C on each rank where routing is unbalanced; the largest is ``gemm.m``
 
     Returns
     -------
     OperatorGraph
         Two operators, the second sized by C.
+
+    Raises
+    ------
+    WorkloadError
+        If `rank_rows` does not fit the ranks, the GEMM, or a collective that needs equal shares.
     """
-    collective = CollectiveOp(kind, gemm.output_bytes, ranks, gemm.dtype, gemm.name, gemm.pass_)
+    if rank_rows and (kind != "all_to_all" or max(rank_rows) != gemm.m):
+        raise WorkloadError(
+            f"rank_rows with {kind} and a largest of {max(rank_rows)}; expected all_to_all and a largest of {gemm.m}"
+        )
+    rows = rank_rows if len(set(rank_rows)) > 1 else ()
+    collective = CollectiveOp(kind, gemm.output_bytes, ranks, gemm.dtype, gemm.name, gemm.pass_, rows)
     return OperatorGraph((gemm, collective), ((0, 1),))

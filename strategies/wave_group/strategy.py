@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 import numpy as np
+from overlapsim.strategies.wave_group.groups import checked_groups, group_bytes, partition, scaled_groups
 
 from overlapsim.cost.gemm import GemmCost
-from overlapsim.errors import StrategyError
 from overlapsim.plan import Finding
 from overlapsim.schedule.builder import ProgramBuilder
-from overlapsim.strategy.base import (
-    YES,
-    Applicability,
-    Context,
-    Parameters,
-    ParameterSpace,
-    Partition,
-    Strategy,
-    StrategyInfo,
-)
+from overlapsim.strategy.base import YES, Applicability, Context, Parameters, ParameterSpace, Strategy, StrategyInfo
 from overlapsim.strategy.tasks import COMM_PRIORITY, Gpu
-from overlapsim.units import dtype_bytes, ps_from_s
+from overlapsim.units import ps_from_s
 from overlapsim.workload.operators import CollectiveOp, GemmOp
 
-MAPS = {"all_reduce": "tile"}
-"""Unit that the reorder map moves, by collective; others follow."""
-SWIZZLES = (8, 4, 2, 1)
+MAPS: Final = {"all_reduce": "tile", "reduce_scatter": "subtile", "all_to_all": "subtoken"}
+"""Unit that the reorder map moves, by collective."""
+MODES: Final = ("steal", "reserve")
+SWIZZLES: Final = (8, 4, 2, 1)
+# More tiles are priced than planned for: the slower ones rarely win by their waves.
+KERNELS: Final = 3
 
 
 class WaveGroup(Strategy):
@@ -38,7 +33,7 @@ class WaveGroup(Strategy):
         summary="signalled, reordered GEMM; one library collective per group of waves",
         granularity="wave group",
         hides="the collective of finished waves under the rest of the GEMM",
-        cost="SMs of the collective, a templated kernel, a waiting kernel per group, a reorder map",
+        cost="SMs of the collective and of a waiting kernel, a templated kernel, a signal per group, a reorder map",
         frameworks=("FlashOverlap", "overlapsim.validate"),
         references=("Hong et al., EuroSys'26, doi 10.1145/3767295.3769370",),
     )
@@ -64,40 +59,36 @@ class WaveGroup(Strategy):
         return YES
 
     def parameters(self, context: Context) -> ParameterSpace:
-        """Leave open the tile, the swizzle and the split of the waves into groups."""
-        gemm, _ = context.gemm_and_collective()
-        tiles = tuple(kernel.tile for kernel in self._kernels(context, gemm))
-        return ParameterSpace({"tile": tiles, "swizzle": SWIZZLES}, lambda point: self._partition(context, point))
+        """Leave open the tile, where the collective's SMs come from, and the split of the waves into groups."""
+        gemm, collective = context.gemm_and_collective()
+        kernels = {kernel.tile: kernel for kernel in self._kernels(context, gemm)}
+        num_sms = context.prices.cluster.device.num_sms
+        swizzles = {tile: best_swizzle(kernel, num_sms) for tile, kernel in kernels.items()}
+
+        def solve_for(point: Parameters) -> Any:
+            point = {"tile": point["tile"], "swizzle": swizzles[point["tile"]], "sms": point["sms"]}
+            return partition(context.prices, gemm, collective, kernels[point["tile"]], point)
+
+        return ParameterSpace({"tile": tuple(kernels), "sms": MODES}, solve_for)
 
     def rewrite(self, context: Context, parameters: Parameters, builder: ProgramBuilder) -> None:
-        """Gate one collective a group behind the tiles of that group; reserve the collective's SMs."""
+        """Gate one collective a group behind the tiles of that group, on every rank that is modelled."""
         gemm, collective = context.gemm_and_collective()
         prices = context.prices
-        kernel = prices.kernel_gemm(gemm, self.name, tuple(parameters["tile"]))
-        groups = self._group_tiles(parameters, kernel)
-        comm_sms = prices.comm_sms(collective.kind)
-        gpu = Gpu(builder, prices)
-        # One group waits for the whole kernel anyway, so nothing is gained by reserving SMs for it.
-        source = gpu.add_gemm(gemm, kernel, sms=gpu.num_sms - comm_sms if len(groups) > 1 else gpu.num_sms)
-        wait_ps = ps_from_s(prices.signal_wait_s)
-        sizes = self._group_bytes(gemm, kernel, parameters["swizzle"], groups)
-        before = None
-        for number, (done, size) in enumerate(zip(np.cumsum(groups), sizes, strict=True), start=1):
-            part = CollectiveOp(collective.kind, float(size), collective.ranks, collective.dtype, collective.name)
-            task = gpu.add_collective(
-                part, prices.collective(part), sms=comm_sms, tag=f"fwd {collective.kind} group {number}/{len(groups)}"
-            )
-            builder.add_edge(source, task, src_units=int(done), lag_ps=wait_ps)
-            if before is not None:
-                # The next group's waiting kernel is launched behind this collective and pays the same poll.
-                builder.add_edge(before, task, lag_ps=wait_ps)
-            before = task
+        groups = checked_groups(parameters, prices.kernel_gemm(gemm, self.name, tuple(parameters["tile"])))
+        # Equal ranks are folded onto one; with unbalanced routing each rank is there, and a group waits for the last.
+        for device, rows in enumerate(collective.rank_rows or (gemm.m,)):
+            local = replace(gemm, m=rows)
+            kernel = prices.kernel_gemm(local, self.name, tuple(parameters["tile"]))
+            own = groups if rows == gemm.m else scaled_groups(groups, kernel.grid.num_tiles)
+            self._add_rank(Gpu(builder, prices, device), local, collective, kernel, own, parameters)
 
     def settings(self, context: Context, parameters: Parameters) -> Mapping[str, Any]:
         """Return the kernel template, the groups and the map kind."""
         gemm, collective = context.gemm_and_collective()
         kernel = context.prices.kernel_gemm(gemm, self.name, tuple(parameters["tile"]))
-        groups = self._group_tiles(parameters, kernel)
+        groups = checked_groups(parameters, kernel)
+        reserve = parameters["sms"] == "reserve" and len(groups) > 1
         bm, bn, bk = kernel.tile
         return {
             "collective": collective.kind,
@@ -109,16 +100,17 @@ class WaveGroup(Strategy):
             "bn": bn,
             "bk": bk,
             "stages": 3,
-            "persistent": False,
+            # Only a persistent kernel can leave SMs free for the whole run.
+            "persistent": reserve,
             "swizzle": parameters["swizzle"],
             "map_kind": MAPS[collective.kind],
             "group_tiles": list(groups),
-            "sm_reserve": context.prices.comm_sms(collective.kind) if len(groups) > 1 else 0,
+            "sm_reserve": context.prices.comm_sms(collective.kind) if reserve else 0,
             "comm_stream_priority": COMM_PRIORITY,
         }
 
     def findings(self, context: Context, parameters: Parameters) -> tuple[Finding, ...]:
-        """Say that the consumer must read the reordered output."""
+        """Say what the kernel's price stands on, and that the consumer must read the reordered output."""
         return (
             *context.prices.kernel_findings(self.name),
             Finding(
@@ -132,49 +124,51 @@ class WaveGroup(Strategy):
         """Candidate kernels, fastest first."""
         prices = context.prices
         kernels = [prices.kernel_gemm(gemm, self.name, tile) for tile in prices.kernel_tiles(gemm, self.name)]
-        return sorted(kernels, key=lambda kernel: kernel.duration_s)[:4]
+        return sorted(kernels, key=lambda kernel: kernel.duration_s)[:KERNELS]
 
-    def _partition(self, context: Context, point: Parameters) -> Partition | None:
-        gemm, collective = context.gemm_and_collective()
-        prices = context.prices
-        kernel = prices.kernel_gemm(gemm, self.name, point["tile"])
-        sms = prices.cluster.device.num_sms - prices.comm_sms(collective.kind)
-        waves = kernel.grid.waves(sms)
-        if waves < 2:
-            return None
-        done_tiles = np.minimum(np.arange(waves + 1) * sms, kernel.grid.num_tiles)
-        written = np.concatenate([[0.0], np.cumsum(self._tile_bytes(gemm, kernel, point["swizzle"]))])[done_tiles]
-        first, last = np.triu_indices(waves)
-        tau = np.full((waves, waves), np.inf)
-        tau[first, last] = (
-            prices.collective_seconds(collective.kind, written[last + 1] - written[first]) + prices.signal_wait_s
-        )
-
-        def to_parameters(cuts: tuple[int, ...]) -> Parameters:
-            ends = done_tiles[list(cuts)]
-            return {**point, "group_tiles": tuple(int(x) for x in np.diff(ends, prepend=0))}
-
-        return Partition(kernel.tile_time_s * np.arange(1, waves + 1), kernel.duration_s, tau, to_parameters)
-
-    def _group_tiles(self, parameters: Parameters, kernel: GemmCost) -> tuple[int, ...]:
-        groups = tuple(int(x) for x in parameters["group_tiles"])
-        if not groups or min(groups) < 1 or sum(groups) != kernel.grid.num_tiles:
-            raise StrategyError(
-                f"group_tiles sum to {sum(groups)} with a least of {min(groups, default=0)}; "
-                f"expected positive groups that sum to the {kernel.grid.num_tiles} tiles of the output"
+    def _add_rank(
+        self,
+        gpu: Gpu,
+        gemm: GemmOp,
+        collective: CollectiveOp,
+        kernel: GemmCost,
+        groups: tuple[int, ...],
+        parameters: Parameters,
+    ) -> None:
+        prices, builder = gpu.prices, gpu.builder
+        comm_sms = prices.comm_sms(collective.kind)
+        # One group waits for the whole kernel anyway, so nothing is gained by reserving SMs for it.
+        reserve = parameters["sms"] == "reserve" and len(groups) > 1
+        source = gpu.add_gemm(gemm, kernel, sms=gpu.num_sms - comm_sms if reserve else gpu.num_sms)
+        wait_ps = ps_from_s(prices.signal_wait_s)
+        sizes = group_bytes(gemm, kernel, parameters["swizzle"], groups)
+        before = None
+        for number, (done, size) in enumerate(zip(np.cumsum(groups), sizes, strict=True), start=1):
+            part = CollectiveOp(
+                collective.kind, max(1.0, float(size)), collective.ranks, collective.dtype, collective.name
             )
-        return groups
+            label = f"{gemm.pass_} {collective.kind} group {number}/{len(groups)}"
+            if not reserve and done and len(groups) > 1:
+                gpu.add_waiter(source, int(done), op=gemm.name, tag=f"wait for group {number}/{len(groups)}")
+            task = gpu.add_collective(
+                part, prices.collective(part), sms=comm_sms, group=number - 1 if collective.rank_rows else -1, tag=label
+            )
+            if (reserve or len(groups) == 1) and done:
+                builder.add_edge(source, task, src_units=int(done), lag_ps=wait_ps)
+                if before is not None:
+                    # The next group's waiting kernel is launched behind this collective and pays the same poll.
+                    builder.add_edge(before, task, lag_ps=wait_ps)
+            before = task
 
-    def _group_bytes(
-        self, gemm: GemmOp, kernel: GemmCost, swizzle: int, groups: tuple[int, ...]
-    ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        starts = np.cumsum((0, *groups[:-1]))
-        return np.add.reduceat(self._tile_bytes(gemm, kernel, swizzle), starts)
 
-    def _tile_bytes(self, gemm: GemmOp, kernel: GemmCost, swizzle: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Bytes of each tile in execution order: ragged edges make some smaller."""
-        elements = kernel.grid.tile_elements()[kernel.grid.execution_order(swizzle)]
-        return elements.astype(np.float64) * dtype_bytes(gemm.dtype)
+def best_swizzle(kernel: GemmCost, num_sms: int) -> int:
+    """Panel width whose tiles in flight share the most rows of A and columns of B, hence read least from HBM."""
+
+    def traffic(swizzle: int) -> int:
+        width = kernel.grid.panel_width(swizzle)
+        return -(-num_sms // width) * kernel.grid.bm + width * kernel.grid.bn
+
+    return min(SWIZZLES, key=traffic)
 
 
 STRATEGY = WaveGroup()

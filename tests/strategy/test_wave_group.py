@@ -24,7 +24,7 @@ from tests.planner.published_prices import published_context, tau_s
 ENGINES = {"reference": reference, "compiled": compiled}
 # M: (D s, exact optimum ms, groups of the optimum)
 GOLDEN = {8192: (2.3613457679748535e-3, 2.5491, 7), 32768: (8.68088e-3, 8.9673, 11)}
-POINT = {"tile": (256, 128, 32), "swizzle": 8}
+POINT = {"tile": (256, 128, 32), "swizzle": 8, "sms": "reserve"}
 
 
 def partition_of(context: Context):
@@ -96,7 +96,7 @@ def test_program_equals_the_recurrence_to_the_picosecond(m, n, ragged, k, ranks,
     if not applicability.applies:
         assert applicability.cause == "under_one_wave"
         return
-    point = {"tile": (256, 128, 32), "swizzle": swizzle}
+    point = {"tile": (256, 128, 32), "swizzle": swizzle, "sms": "reserve"}
     partition = strategy.parameters(context).partition(point)
     waves = len(partition.wave_end_s)
     rng = np.random.default_rng(seed)

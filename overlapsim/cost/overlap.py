@@ -1,0 +1,61 @@
+"""What a kernel and a collective cost each other when they share a GPU: three constants and their source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from overlapsim.errors import ProfileError
+from overlapsim.hardware.profile import Cluster, Source
+
+FIT: Final = "overlap.signal"
+"""Key of the fit that replaces the priors (hwprofiles/fits/overlap/)."""
+
+
+@dataclass(frozen=True)
+class OverlapSpec:
+    """Constants of a GEMM and a collective running together.
+
+    Attributes
+    ----------
+    comm_sms : SMs (CTAs) that a reducing collective holds while it runs
+    gemm_speed : speed of a GEMM beside a moving collective over its speed alone, in (0, 1]: L2 and HBM shared
+    epilogue_factor : a signalled kernel stores a wave's tiles in this many times the time that HBM needs for them;
+        its CTAs have an SM each, so nothing computes meanwhile
+    source : a fit, or the prior taken from another machine's
+    """
+
+    comm_sms: int
+    gemm_speed: float
+    epilogue_factor: float
+    source: Source
+
+    def __post_init__(self) -> None:
+        if not (0 < self.gemm_speed <= 1 and self.epilogue_factor >= 0 and self.comm_sms >= 0):
+            raise ProfileError(
+                f"overlap constants are gemm_speed {self.gemm_speed}, epilogue_factor {self.epilogue_factor}, comm_sms "
+                f"{self.comm_sms}; expected a speed in (0, 1], a factor >= 0 and SMs >= 0"
+            )
+
+
+# Fitted on the A800 rows of the FlashOverlap artifact (hwprofiles/fits/overlap/a800-sxm8.yaml), taken over for
+# machines that have no overlapped measurements of their own.
+PRIOR_GEMM_SPEED: Final = 0.92
+PRIOR_EPILOGUE_FACTOR: Final = 1.0
+
+
+def overlap_spec(cluster: Cluster) -> OverlapSpec:
+    """Constants of a cluster: its own fit, else priors.
+
+    Raises
+    ------
+    ProfileError
+        If a fit's values are outside their physical range.
+    """
+    fit = cluster.fits.get(FIT)
+    if fit is None:
+        source = Source("prior", "FIT-FLASH", "low")
+        return OverlapSpec(cluster.collectives.sms, PRIOR_GEMM_SPEED, PRIOR_EPILOGUE_FACTOR, source)
+    values: Mapping[str, float] = fit.parameters
+    return OverlapSpec(round(values["comm_sms"]), values["gemm_speed"], values["epilogue_factor"], fit.source)

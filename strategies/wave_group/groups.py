@@ -1,0 +1,95 @@
+"""Waves, groups and bytes of one signalled kernel: what the partition is solved over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from overlapsim.cost.gemm import GemmCost
+from overlapsim.cost.prices import PriceBook
+from overlapsim.errors import StrategyError
+from overlapsim.strategy.base import Float, Partition
+from overlapsim.units import dtype_bytes
+from overlapsim.workload.operators import CollectiveOp, GemmOp
+
+# O(T^2) memory and time; more waves than this are split at multiples of several waves.
+MAX_WAVES: Final = 512
+
+
+def tile_bytes(gemm: GemmOp, kernel: GemmCost, swizzle: int) -> Float:
+    """Bytes of each tile in execution order: ragged edges make some smaller."""
+    size = dtype_bytes(gemm.dtype)
+    if not kernel.grid.ragged:
+        return np.full(kernel.grid.num_tiles, float(kernel.grid.bm * kernel.grid.bn * size))
+    elements = kernel.grid.tile_elements()[kernel.grid.execution_order(swizzle)]
+    return elements.astype(np.float64) * size
+
+
+def group_bytes(gemm: GemmOp, kernel: GemmCost, swizzle: int, groups: tuple[int, ...]) -> Float:
+    """Bytes of each group of tiles; an empty group has none."""
+    written = np.concatenate([[0.0], np.cumsum(tile_bytes(gemm, kernel, swizzle))])
+    ends = np.cumsum((0, *groups))
+    return np.diff(written[ends])
+
+
+def checked_groups(parameters: Mapping[str, Any], kernel: GemmCost) -> tuple[int, ...]:
+    """Return ``group_tiles``, refusing what does not cover the output.
+
+    Raises
+    ------
+    StrategyError
+        If a group is empty or the groups do not sum to the tiles.
+    """
+    groups = tuple(int(tiles) for tiles in parameters["group_tiles"])
+    if not groups or min(groups) < 1 or sum(groups) != kernel.grid.num_tiles:
+        raise StrategyError(
+            f"group_tiles sum to {sum(groups)} with a least of {min(groups, default=0)}; "
+            f"expected positive groups that sum to the {kernel.grid.num_tiles} tiles of the output"
+        )
+    return groups
+
+
+def scaled_groups(groups: tuple[int, ...], tiles: int) -> tuple[int, ...]:
+    """Scale the groups of one rank to another's tiles: the same number of groups, some of them perhaps empty."""
+    ends = np.cumsum(groups)
+    return tuple(int(x) for x in np.diff(np.ceil(ends * (tiles / ends[-1])).astype(np.int64), prepend=0))
+
+
+def effective_sms(prices: PriceBook, kernel: GemmCost, collective: CollectiveOp, mode: str) -> int:
+    """SMs that the GEMM has on average while waves are signalled.
+
+    A reserve is kept for the whole run.  Stolen SMs are missing only while a
+    collective runs, and the waiting kernel holds one SM for the whole run.
+    """
+    num_sms, taken = prices.cluster.device.num_sms, prices.comm_sms(collective.kind)
+    if mode == "reserve":
+        return num_sms - taken
+    busy = min(1.0, prices.collective(collective).duration_s / kernel.duration_s)
+    return max(1, round(num_sms - 1 - taken * busy))
+
+
+def partition(
+    prices: PriceBook, gemm: GemmOp, collective: CollectiveOp, kernel: GemmCost, point: Mapping[str, Any]
+) -> Partition | None:
+    """Build the problem of splitting the kernel's waves into groups; None where there is a single wave."""
+    sms = effective_sms(prices, kernel, collective, point["sms"])
+    waves = kernel.grid.waves(sms)
+    if waves < 2:
+        return None
+    unit = -(-waves // MAX_WAVES)
+    ends = np.minimum(np.arange(0, waves + unit, unit), waves)
+    done_tiles = np.minimum(ends * sms, kernel.grid.num_tiles)
+    written = np.concatenate([[0.0], np.cumsum(tile_bytes(gemm, kernel, point["swizzle"]))])[done_tiles]
+    count = len(ends) - 1
+    first, last = np.triu_indices(count)
+    tau = np.full((count, count), np.inf)
+    seconds = prices.collective_seconds(collective.kind, written[last + 1] - written[first])
+    tau[first, last] = seconds + prices.signal_wait_s
+
+    def to_parameters(cuts: tuple[int, ...]) -> Mapping[str, Any]:
+        groups = np.diff(done_tiles[list(cuts)], prepend=0)
+        return {**point, "group_tiles": tuple(int(tiles) for tiles in groups)}
+
+    return Partition(kernel.tile_time_s * ends[1:], kernel.duration_s, tau, to_parameters)
