@@ -11,6 +11,7 @@ from typing import Any, Final, cast, get_args
 from overlapsim.errors import ProfileError
 from overlapsim.hardware.curves import read_curve
 from overlapsim.hardware.documents import Document, Kind
+from overlapsim.hardware.fits import read_fits
 from overlapsim.hardware.library import Library, resolve_chain
 from overlapsim.hardware.profile import (
     Cluster,
@@ -18,6 +19,8 @@ from overlapsim.hardware.profile import (
     CurveKey,
     CurveTable,
     DeviceSpec,
+    FabricSpec,
+    Fit,
     KernelSpec,
     NodeSpec,
     ScaleUp,
@@ -25,19 +28,26 @@ from overlapsim.hardware.profile import (
 )
 from overlapsim.hardware.reader import Reader
 from overlapsim.hardware.schema import (
-    CLUSTER_FIELDS,
     COLLECTIVE_FIELDS,
     DEVICE_FIELDS,
+    FABRIC_FIELDS,
     KERNEL_FIELDS,
+    NET_LATENCY_FIELD,
+    NIC_GROUPS_FIELD,
     NODE_FIELDS,
     NUM_NODES_FIELD,
+    NVLINK_PAIRS_FIELD,
     PEAK_FIELD,
+    TENSOR_SHARE_FIELD,
     Field,
 )
+from overlapsim.hardware.shape import check_node
 from overlapsim.hardware.wire import COLLECTIVES
 from overlapsim.units import DTYPE_BYTES
 
-_PEAK_KEY: Final = re.compile(rf"({'|'.join(DTYPE_BYTES)})(:(fp16|fp32))?")
+# Elements of fp4 are half a byte: peaks are known, tensors of them are not priced.
+_PEAK_DTYPES: Final = (*DTYPE_BYTES, "fp4")
+_PEAK_KEY: Final = re.compile(rf"({'|'.join(_PEAK_DTYPES)})(:(fp16|fp32))?")
 _CURVE_KEY: Final = re.compile(rf"({'|'.join(COLLECTIVES)})/([1-9]\d{{0,6}})(?:/([1-9]\d{{0,6}}))?")
 
 
@@ -63,17 +73,20 @@ class Builder:
     def device(self, document: Document) -> DeviceSpec | None:
         """A device."""
         reader = self._reader("device", document)
-        reader.unknown_top((*_keys(DEVICE_FIELDS), "architecture", PEAK_FIELD.key, "kernels"))
+        reader.unknown_top(
+            (*_keys(DEVICE_FIELDS), "architecture", PEAK_FIELD.key, TENSOR_SHARE_FIELD.key, "kernels", "fits")
+        )
         reader.unknown(reader.section("kernels"), _keys(KERNEL_FIELDS), "kernels")
         architecture = reader.word("architecture")
         peaks = reader.named_numbers(PEAK_FIELD.key, PEAK_FIELD)
         for key in peaks:
             if not _PEAK_KEY.fullmatch(key):
                 reader.problem(
-                    f"{PEAK_FIELD.key}.{key} is no rate; expected a dtype ({', '.join(DTYPE_BYTES)}), "
+                    f"{PEAK_FIELD.key}.{key} is no rate; expected a dtype ({', '.join(_PEAK_DTYPES)}), "
                     "with :fp16 or :fp32 behind it for another accumulate type"
                 )
         numbers, kernels = reader.numbers(DEVICE_FIELDS), reader.numbers(KERNEL_FIELDS, "kernels")
+        share, fits = reader.optional_number(TENSOR_SHARE_FIELD, 1.0), self._fits(reader)
         if reader.failed:
             return None
         return DeviceSpec(
@@ -81,6 +94,8 @@ class Builder:
             architecture=str(architecture),
             peak_flop_per_s=peaks,
             kernels=KernelSpec(**kernels),
+            tensor_share=share,
+            fits=fits,
             sources=reader.sources,
             **numbers,
         )
@@ -88,11 +103,13 @@ class Builder:
     def node(self, document: Document) -> NodeSpec | None:
         """A node with its device."""
         reader = self._reader("node", document)
-        reader.unknown_top((*_keys(NODE_FIELDS), "device", "scale_up", "p2p", "switch_reduction"))
+        optional = (NVLINK_PAIRS_FIELD, NIC_GROUPS_FIELD)
+        reader.unknown_top((*_keys((*NODE_FIELDS, *optional)), "device", "scale_up", "p2p", "switch_reduction"))
         scale_up = reader.choice("scale_up", get_args(ScaleUp))
         p2p, reduction = reader.flag("p2p", True), reader.flag("switch_reduction", False)
         numbers = reader.numbers(NODE_FIELDS)
-        _check_node(reader, numbers, scale_up)
+        numbers.update({field.attribute: reader.optional_number(field, ()) for field in optional})
+        check_node(reader, numbers, scale_up)
         failed = reader.failed
         device = self._referred("device", reader, self.device)
         if failed or device is None:
@@ -107,29 +124,52 @@ class Builder:
             **numbers,
         )
 
+    def fabric(self, document: Document) -> FabricSpec | None:
+        """A network."""
+        reader = self._reader("fabric", document)
+        reader.unknown_top((*_keys(FABRIC_FIELDS), "technology", "rail_optimised"))
+        technology, rails = reader.word("technology"), reader.flag("rail_optimised", False)
+        numbers = reader.numbers(FABRIC_FIELDS)
+        if reader.failed:
+            return None
+        return FabricSpec(
+            name=reader.name, technology=str(technology), rail_optimised=rails, sources=reader.sources, **numbers
+        )
+
     def cluster(self, document: Document) -> Cluster | None:
-        """A cluster with its node, device and curves."""
+        """A cluster with its node, device, fabric and curves."""
         reader = self._reader("cluster", document)
-        reader.unknown_top((*_keys(CLUSTER_FIELDS), "node", "num_nodes", "collectives", "curves", "calibrated"))
+        reader.unknown_top(
+            ("net_latency", "fabric", "node", "num_nodes", "collectives", "curves", "calibrated", "fits")
+        )
         reader.unknown(reader.section("collectives"), _keys(COLLECTIVE_FIELDS), "collectives")
-        numbers = reader.numbers(CLUSTER_FIELDS)
+        latency = reader.optional_number(NET_LATENCY_FIELD, None)
+        if latency is None and not reader.has("fabric") and not reader.has("net_latency"):
+            reader.problem("missing key net_latency; give it, or a fabric that has one")
         num_nodes = reader.optional_number(NUM_NODES_FIELD, 1)
         collectives = reader.numbers(COLLECTIVE_FIELDS, "collectives")
         calibrated = reader.flag("calibrated", False)
-        curves = self._curves(reader)
+        curves, fits = self._curves(reader), self._fits(reader)
         failed = reader.failed
         node = self._referred("node", reader, self.node)
-        if failed or node is None:
+        fabric = self._referred("fabric", reader, self.fabric) if reader.has("fabric") else None
+        if failed or node is None or (fabric is None and reader.has("fabric")):
             return None
+        if latency is None:
+            assert fabric is not None
+            latency = fabric.net_latency_s
+            reader.sources[NET_LATENCY_FIELD.attribute] = fabric.sources[NET_LATENCY_FIELD.attribute]
         return Cluster(
             name=reader.name,
             node=node,
             num_nodes=num_nodes,
+            net_latency_s=latency,
+            fabric=fabric,
             collectives=CollectiveSpec(**collectives),
             curves=curves,
             calibrated=calibrated,
+            fits=fits,
             sources=reader.sources,
-            **numbers,
         )
 
     def _reader(self, kind: Kind, document: Document) -> Reader:
@@ -139,15 +179,45 @@ class Builder:
         return Reader(kind, chain, self.problems)
 
     def _referred(self, kind: Kind, reader: Reader, build: Any) -> Any:
-        name = reader.word(kind)
-        if name is None:
+        """What a profile names or holds below `kind`, built."""
+        document = reader.inline(kind)
+        name = None if document else reader.word(kind)
+        if document is None and name is None:
             return None
         try:
-            return build(self._library.get(kind, name))
+            return build(document or self._library.get(kind, str(name)))
         except ProfileError as error:
             # Noted rather than raised, so that it comes together with what else is wrong.
             reader.problem(str(error))
             return None
+
+    def _fits(self, reader: Reader) -> Mapping[str, Fit]:
+        """Fits of every file of the chain, base first: those beside it by name, then those it lists."""
+        found: dict[str, Fit] = {}
+        for document in reader.chain:
+            for entry in self._library.fits(document):
+                self._add_fits(reader, found, entry, document.name)
+            files = document.data.get("fits", [])
+            if files is None:
+                # As everywhere in a profile, null takes away what the base had.
+                found.clear()
+            elif not isinstance(files, list) or not all(isinstance(file, str) for file in files):
+                reader.problem(f"fits is {files!r}; expected a list of files")
+            else:
+                for file in files:
+                    listed = self._library.fit(file)
+                    if listed is None:
+                        reader.problem(f"fit {file} is not beside the profile nor in a fits folder")
+                    else:
+                        self._add_fits(reader, found, listed, None)
+        return found
+
+    def _add_fits(self, reader: Reader, found: dict[str, Fit], document: Document, of: str | None) -> None:
+        fits, problems = read_fits(document, of)
+        self._count("fit", document.content)
+        for problem in problems:
+            reader.problem(problem)
+        found.update(fits)
 
     def _curves(self, reader: Reader) -> Mapping[CurveKey, CurveTable]:
         curves: dict[CurveKey, CurveTable] = {}
@@ -188,18 +258,3 @@ class Builder:
 
 def _keys(fields: Iterable[Field]) -> tuple[str, ...]:
     return tuple(field.key for field in fields)
-
-
-def _check_node(reader: Reader, numbers: Mapping[str, Any], scale_up: str | None) -> None:
-    """Note what contradicts itself: groups that do not cover the devices, links that are not there."""
-    count = numbers.get("num_devices")
-    for key in ("pcie_groups", "numa_groups"):
-        if count is not None and key in numbers and sorted(d for g in numbers[key] for d in g) != [*range(count)]:
-            reader.problem(f"{key} is {numbers[key]}; expected each device 0..{count - 1} exactly once")
-    nvlink = numbers.get("nvlink_bandwidth_bytes_per_s")
-    if scale_up in ("nvswitch", "nvlink_mesh") and nvlink == 0:
-        reader.problem(f"nvlink_bandwidth is 0; expected more with scale_up {scale_up}")
-    if scale_up == "pcie" and nvlink:
-        reader.problem("nvlink_bandwidth is not 0; expected 0 with scale_up pcie")
-    if numbers.get("num_nics") and numbers.get("nic_bandwidth_bytes_per_s") == 0:
-        reader.problem(f"nic_bandwidth is 0; expected more with {numbers['num_nics']} NICs")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources.abc import Traversable
 from typing import Any, Final, Literal
 
@@ -11,11 +11,15 @@ import yaml
 
 from overlapsim.errors import ProfileError
 
-Kind = Literal["device", "node", "cluster"]
-KINDS: Final[tuple[Kind, ...]] = ("device", "node", "cluster")
+Kind = Literal["device", "node", "fabric", "cluster"]
+KINDS: Final[tuple[Kind, ...]] = ("device", "node", "fabric", "cluster")
 
 
-class _StrictLoader(yaml.SafeLoader):
+# libyaml reads the same language some ten times faster, where PyYAML was built with it.
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _StrictLoader(_Loader):  # type: ignore[misc]
     """Safe loader that refuses a key given twice, which YAML would settle silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -26,7 +30,8 @@ class _StrictLoader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} appears twice", key_node.start_mark)
             if key is not None:
                 seen.add(key)
-        return super().construct_mapping(node, deep=deep)
+        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
+        return mapping
 
 
 @dataclass(frozen=True)
@@ -39,12 +44,14 @@ class Document:
     label : full path, for messages
     content : bytes as read, for the digest
     data : top-level mapping
+    root : folder of the library it was found in: what belongs to it by name lies there
     """
 
     name: str
     label: str
     content: bytes
     data: Mapping[str, Any]
+    root: Traversable | None = None
 
 
 def parse_document(name: str, label: str, content: bytes) -> Document:
@@ -70,7 +77,7 @@ def parse_document(name: str, label: str, content: bytes) -> Document:
     return Document(name, label, content, data)
 
 
-def read_document(entry: Traversable) -> Document:
+def read_document(entry: Traversable, root: Traversable | None = None) -> Document:
     """Read and parse one profile file.
 
     Raises
@@ -82,7 +89,7 @@ def read_document(entry: Traversable) -> Document:
         content = entry.read_bytes()
     except OSError as error:
         raise ProfileError(f"profile {entry} cannot be read: {error.strerror}") from None
-    return parse_document(stem_of(entry), str(entry), content)
+    return replace(parse_document(stem_of(entry), str(entry), content), root=root)
 
 
 def merge_chain(chain: Sequence[Document]) -> dict[str, Any]:

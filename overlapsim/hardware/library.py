@@ -29,7 +29,7 @@ class Library:
             for entry in (root / f"{kind}s" / file_name, root / file_name):
                 if str(entry) in skip or not entry.is_file():
                     continue
-                document = read_document(entry)
+                document = read_document(entry, root)
                 # Side by side, a cluster and its node may not share a name; a file of another kind is not meant.
                 if document.data.get("kind", kind) == kind:
                     return document
@@ -60,6 +60,20 @@ class Library:
         """First ``tables/FILE`` or ``FILE`` in the folders."""
         places = (place for root in self.roots for place in (root / "tables" / file, root / file))
         return next((place for place in places if place.is_file()), None)
+
+    def fits(self, document: Document) -> tuple[Document, ...]:
+        """Fits that lie beside a device or cluster under its name: ``fits/FAMILY/NAME.yaml``, by family."""
+        folder = None if document.root is None else document.root / "fits"
+        if folder is None or not folder.is_dir():
+            return ()
+        files = (family / f"{document.name}.yaml" for family in sorted(folder.iterdir(), key=lambda entry: entry.name))
+        return tuple(read_document(file) for file in files if file.is_file())
+
+    def fit(self, file: str) -> Document | None:
+        """First ``fits/FILE`` or ``FILE`` in the folders."""
+        places = (place for root in self.roots for place in (root / "fits" / file, root / file))
+        found = next((place for place in places if place.is_file()), None)
+        return None if found is None else read_document(found)
 
     def _fail(self, kind: Kind, name: str) -> Document:
         names = self.names(kind)
@@ -92,7 +106,7 @@ def open_document(kind: Kind, name_or_path: str, search: Sequence[Path]) -> tupl
     path = path.resolve()
     if path.is_file():
         root = path.parent.parent if path.parent.name == f"{kind}s" else path.parent
-        return Library((root, *folders, bundled())), read_document(path)
+        return Library((root, *folders, bundled())), read_document(path, root)
     if not path.is_dir():
         raise ProfileError(
             f"there is no file or folder {name_or_path}; give a YAML file, a folder, or one of: "

@@ -34,6 +34,33 @@ Sources = Mapping[str, Source]
 
 
 @dataclass(frozen=True)
+class Fit:
+    """Fitted constants of one cost model on one device or cluster.
+
+    Attributes
+    ----------
+    family, key : which model (``gemm``, ``attention``, ``memory``, ``collective`` ...) and which of its cases
+    parameters : values in SI units by name; what they mean is the model's to say
+    source : what it was fitted on; a sister's fit taken over is ``derived``
+    num_points : measured points it was fitted on
+    spread : by regime, the central 90 % of measured over predicted time on points not fitted; empty if there are none
+    notes : split, residuals and whatever else a reader must know
+    """
+
+    family: str
+    key: str
+    parameters: Mapping[str, float]
+    source: Source
+    num_points: int
+    spread: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    notes: str = ""
+
+
+Fits = Mapping[str, Fit]
+"""Fits by ``family.key``, such as ``gemm.bf16`` or ``collective.nccl``."""
+
+
+@dataclass(frozen=True)
 class KernelSpec:
     """What one GPU's kernels cost beyond their arithmetic.
 
@@ -66,6 +93,9 @@ class DeviceSpec:
     hbm_bytes, l2_bytes, smem_per_sm_bytes : capacities
     hbm_bandwidth_bytes_per_s : the sheet's figure, both directions together
     copy_engines : DMA engines usable beside kernels
+    tensor_share : share of its architecture's tensor rate per SM, accumulating in fp32, that this part has: export
+        and consumer parts are cut (0.25 on an H20, 0.5 on GeForce)
+    fits : fitted constants of cost models of this device, by ``family.key``
     sources : source of each field, by field name (``peak_flop_per_s.bf16``, ``kernels.gemm_efficiency`` ...)
     """
 
@@ -80,6 +110,8 @@ class DeviceSpec:
     smem_per_sm_bytes: float
     copy_engines: int
     kernels: KernelSpec
+    tensor_share: float = 1.0
+    fits: Fits = field(default_factory=dict, compare=False)
     sources: Sources = field(default_factory=dict, compare=False)
 
     def peak(self, dtype: str, accumulate: str = "fp32") -> float:
@@ -104,8 +136,10 @@ class NodeSpec:
 
     Attributes
     ----------
-    scale_up : nvswitch (any pair at full rate), nvlink_mesh (direct links), or pcie (no NVLink)
-    nvlink_bandwidth_bytes_per_s : per GPU and direction; 0 without NVLink
+    num_devices : GPUs below one operating system, or of one rack where NVLink spans its trays (NVL72): ``--nodes``
+        counts these
+    scale_up : nvswitch (any pair at full rate), nvlink_mesh (direct links, xGMI included), or pcie (no NVLink)
+    nvlink_bandwidth_bytes_per_s : per GPU and direction, all its links together; 0 without NVLink
     nvlink_latency_s : one hop
     pcie_bandwidth_bytes_per_s : per GPU and direction, as a large copy reaches it
     pcie_latency_s : one hop
@@ -117,6 +151,8 @@ class NodeSpec:
     host_memory_bandwidth_bytes_per_s : shared by all staged traffic of one socket
     num_nics, nic_bandwidth_bytes_per_s : NICs of the node, each per direction
     switch_reduction : the NVSwitch reduces in the network (NVLS), so an all-reduce may beat the ring's wire bytes
+    nvlink_pairs : direct links of an NVLink mesh, (GPU, GPU, links); empty for one share between every two GPUs
+    nic_groups : GPUs that each NIC link serves, in the order of the NICs; empty if GPUs are dealt to NICs in order
     """
 
     name: str
@@ -136,6 +172,32 @@ class NodeSpec:
     num_nics: int
     nic_bandwidth_bytes_per_s: float
     switch_reduction: bool = False
+    nvlink_pairs: tuple[tuple[int, int, int], ...] = ()
+    nic_groups: tuple[tuple[int, ...], ...] = ()
+    sources: Sources = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True)
+class FabricSpec:
+    """The network between nodes.
+
+    Attributes
+    ----------
+    technology : infiniband, roce, efa, tcpx, tcpxo, slingshot ...
+    net_latency_s : inter-node hop of a small message
+    nic_efficiency : share of a NIC's rate that large messages reach
+    rail_optimised : the i-th NICs of all nodes share leaf switches (a rail), so libraries keep traffic on its rail
+    nodes_per_leaf : nodes below one leaf switch (of each rail); 0 takes the network as one switch
+    spine_oversubscription : NIC rate below a leaf over the rate of its uplinks, >= 1
+    """
+
+    name: str
+    technology: str
+    net_latency_s: float
+    nic_efficiency: float
+    rail_optimised: bool
+    nodes_per_leaf: int
+    spine_oversubscription: float
     sources: Sources = field(default_factory=dict, compare=False)
 
 
@@ -190,8 +252,10 @@ class Cluster:
     Attributes
     ----------
     num_nodes : nodes in use
-    net_latency_s : inter-node hop of a small message
+    net_latency_s : inter-node hop of a small message: the fabric's, unless the cluster gives its own
+    fabric : the network between nodes; None if nothing but its latency is known
     curves : measured collectives
+    fits : fitted constants of cost models of the whole machine (collectives), by ``family.key``
     calibrated : True once `calibrate` wrote measured parameters into the profile
     digest : SHA-256 of the files the cluster was loaded from (provenance of plans)
     """
@@ -201,9 +265,11 @@ class Cluster:
     num_nodes: int
     net_latency_s: float
     collectives: CollectiveSpec
+    fabric: FabricSpec | None = None
     curves: Mapping[CurveKey, CurveTable] = field(default_factory=dict)
     calibrated: bool = False
     digest: str = ""
+    fits: Fits = field(default_factory=dict, compare=False)
     sources: Sources = field(default_factory=dict, compare=False)
 
     @property

@@ -22,7 +22,7 @@ _PHYSICAL: Final[Mapping[str, tuple[Callable[[str], float], str]]] = {
     "flop_rate": (parse_flop_per_s, "312 TFLOP/s"),
     "frequency": (parse_hz, "1410 MHz"),
 }
-_UNITS: Final = {"count": "count", "ratio": "ratio", "tiles": "elements", "groups": "devices"}
+_UNITS: Final = {"count": "count", "ratio": "ratio", "tiles": "elements", "groups": "devices", "pairs": "links"}
 
 
 class QuantityError(Exception):
@@ -115,6 +115,16 @@ def _groups(leaf: Mapping[str, Any], field: Field) -> tuple[tuple[int, ...], ...
     return _int_rows(leaf, field, "a list of device lists such as [[0, 1], [2, 3]]")
 
 
+def _pairs(leaf: Mapping[str, Any], field: Field) -> tuple[tuple[int, ...], ...]:
+    expected = "a list of [GPU, GPU, links] such as [[0, 1, 2]]"
+    pairs = _int_rows(leaf, field, expected)
+    if any(len(pair) != 3 or pair[0] == pair[1] or min(pair[:2]) < 0 or pair[2] < 1 for pair in pairs):
+        raise QuantityError(f"is {leaf['value']!r}; expected {expected}, of two GPUs and at least 1 link each")
+    if len({frozenset(pair[:2]) for pair in pairs}) < len(pairs):
+        raise QuantityError(f"is {leaf['value']!r}; expected each two GPUs once")
+    return pairs
+
+
 def _int_rows(leaf: Mapping[str, Any], field: Field, expected: str) -> tuple[tuple[int, ...], ...]:
     _check_unit(leaf, field)
     rows = leaf["value"]
@@ -137,4 +147,5 @@ _VALUE_READERS: Final[Mapping[str, Callable[[Mapping[str, Any], Field], Any]]] =
     "ratio": _number,
     "tiles": _tiles,
     "groups": _groups,
+    "pairs": _pairs,
 }

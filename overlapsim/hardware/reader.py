@@ -20,6 +20,7 @@ class Reader:
 
     Attributes
     ----------
+    chain : files it was merged from, base first
     sources : source of every number read so far, by field name
     problems : shared list that all readers of one load write to
     """
@@ -27,7 +28,7 @@ class Reader:
     def __init__(self, kind: Kind, chain: Sequence[Document], problems: list[str]) -> None:
         self.name = chain[-1].name
         self.sources: dict[str, Source] = {}
-        self._chain = chain
+        self.chain = chain
         self._where = f"{kind} {self.name} ({chain[-1].label})"
         self._data = merge_chain(chain)
         self._problems = problems
@@ -97,6 +98,18 @@ class Reader:
             return None
         return str(value)
 
+    def has(self, key: str) -> bool:
+        """Whether the profile sets `key` at its top."""
+        return key in self._data
+
+    def inline(self, kind: Kind) -> Document | None:
+        """A profile of another kind that stands in this one, below its kind, instead of being named."""
+        value = self._data.get(kind)
+        if not isinstance(value, dict):
+            return None
+        # Its text was counted with the file it stands in.
+        return Document(self.name, f"{kind} in {self.chain[-1].label}", b"", {"kind": kind, **value})
+
     def word(self, key: str) -> str | None:
         """A required text."""
         value = self._data.get(key)
@@ -139,7 +152,7 @@ class Reader:
 
     def _origin(self, path: str) -> str:
         """Name of the last file that sets `path`: the source of a number that names none."""
-        for document in reversed(self._chain):
+        for document in reversed(self.chain):
             value: Any = document.data
             for key in path.split("."):
                 value = value.get(key) if isinstance(value, dict) else None

@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Dimension = Literal["bandwidth", "bytes", "time", "flop_rate", "frequency", "count", "ratio", "tiles", "groups"]
+Dimension = Literal[
+    "bandwidth", "bytes", "time", "flop_rate", "frequency", "count", "ratio", "tiles", "groups", "pairs"
+]
 
 
 @dataclass(frozen=True)
@@ -69,5 +71,14 @@ COLLECTIVE_FIELDS: Final = (
     Field("sms", "sms", "count"),
 )
 PEAK_FIELD: Final = Field("peak_flop", "peak_flop_per_s", "flop_rate", TINY)
+FABRIC_FIELDS: Final = (
+    Field("net_latency", "net_latency_s", "time"),
+    Field("nic_efficiency", "nic_efficiency", "ratio", TINY, 1.0),
+    Field("nodes_per_leaf", "nodes_per_leaf", "count"),
+    Field("spine_oversubscription", "spine_oversubscription", "ratio", 1.0),
+)
+TENSOR_SHARE_FIELD: Final = Field("tensor_share", "tensor_share", "ratio", TINY, 1.0)
+NVLINK_PAIRS_FIELD: Final = Field("nvlink_pairs", "nvlink_pairs", "pairs")
+NIC_GROUPS_FIELD: Final = Field("nic_groups", "nic_groups", "groups")
 NUM_NODES_FIELD: Final = Field("num_nodes", "num_nodes", "count", 1)
-CLUSTER_FIELDS: Final = (Field("net_latency", "net_latency_s", "time"),)
+NET_LATENCY_FIELD: Final = Field("net_latency", "net_latency_s", "time")

@@ -2,8 +2,8 @@
 
 Names carry cluster-wide numbers: ``hbm[d]``; ``nvlink_out[d] nvlink_in[d]`` (NVSwitch) or ``nvlink[s>d]`` (full mesh);
 ``pcie_up[d] pcie_down[d]``; ``root_up[g] root_down[g]`` of a PCIe group; ``host_memory[s]`` of a socket;
-``numa[s>t]`` between sockets; ``nic_out[n.i] nic_in[n.i]`` of node n. Each is one direction except ``hbm`` and
-``host_memory``, which reads and writes share.
+``numa[s>t]`` between sockets; ``nic_out[n.i] nic_in[n.i]`` of node n; ``leaf_up[p.r] leaf_down[p.r]`` of a leaf switch
+(`fabric`). Each is one direction except ``hbm`` and ``host_memory``, which reads and writes share.
 """
 
 from __future__ import annotations
@@ -11,8 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import permutations
 
-from overlapsim.errors import LayoutError, ProfileError
-from overlapsim.hardware.profile import Cluster, NodeSpec
+from overlapsim.errors import LayoutError
+from overlapsim.hardware.fabric import (
+    keeps_rail,
+    leaf_hop,
+    leaf_links,
+    leaf_of,
+    nic_home,
+    nic_link_bandwidth_bytes_per_s,
+    nic_of,
+    num_nic_links,
+)
+from overlapsim.hardware.mesh import link_bandwidth_bytes_per_s, mesh_path, neighbours
+from overlapsim.hardware.profile import Cluster
 
 
 def links(cluster: Cluster) -> Mapping[str, float]:
@@ -24,7 +35,8 @@ def links(cluster: Cluster) -> Mapping[str, float]:
     >>> links(load_cluster("a800-sxm8"))["nvlink_out[0]"]
     200000000000.0
     """
-    return {name: rate for number in range(cluster.num_nodes) for name, rate in _node_links(cluster, number)}
+    inner = (link for number in range(cluster.num_nodes) for link in _node_links(cluster, number))
+    return {**dict(inner), **dict(leaf_links(cluster))}
 
 
 def _node_links(cluster: Cluster, number: int) -> Iterator[tuple[str, float]]:
@@ -39,8 +51,10 @@ def _node_links(cluster: Cluster, number: int) -> Iterator[tuple[str, float]]:
             yield f"nvlink_out[{device}]", node.nvlink_bandwidth_bytes_per_s
             yield f"nvlink_in[{device}]", node.nvlink_bandwidth_bytes_per_s
     if node.scale_up == "nvlink_mesh":
-        for src, dst in permutations(devices, 2):
-            yield f"nvlink[{src}>{dst}]", node.nvlink_bandwidth_bytes_per_s / (node.num_devices - 1)
+        link = link_bandwidth_bytes_per_s(node)
+        for src in devices:
+            for peer, count in neighbours(node, src - first).items():
+                yield f"nvlink[{src}>{first + peer}]", count * link
     for group in range(group0, group0 + len(node.pcie_groups)):
         yield f"root_up[{group}]", node.root_port_bandwidth_bytes_per_s
         yield f"root_down[{group}]", node.root_port_bandwidth_bytes_per_s
@@ -50,27 +64,8 @@ def _node_links(cluster: Cluster, number: int) -> Iterator[tuple[str, float]]:
     for src, dst in permutations(sockets, 2):
         yield f"numa[{src}>{dst}]", node.numa_bandwidth_bytes_per_s
     for nic in range(num_nic_links(node)):
-        rate = node.nic_bandwidth_bytes_per_s * node.num_nics / num_nic_links(node)
-        yield f"nic_out[{number}.{nic}]", rate
-        yield f"nic_in[{number}.{nic}]", rate
-
-
-def num_nic_links(node: NodeSpec) -> int:
-    """NIC links of a node: several NICs that serve one GPU count as one link of their joint rate."""
-    return min(node.num_nics, node.num_devices)
-
-
-def nic_of(node: NodeSpec, local: int) -> int:
-    """NIC link nearest to a node's device: devices are dealt to NICs in order.
-
-    Raises
-    ------
-    ProfileError
-        If the node has no NIC.
-    """
-    if not node.num_nics:
-        raise ProfileError(f"node {node.name} has no NIC; give num_nics and nic_bandwidth to span nodes")
-    return local * num_nic_links(node) // node.num_devices
+        yield f"nic_out[{number}.{nic}]", nic_link_bandwidth_bytes_per_s(node)
+        yield f"nic_in[{number}.{nic}]", nic_link_bandwidth_bytes_per_s(node)
 
 
 def devices_of(cluster: Cluster, ranks: int, nodes: int | None = None) -> tuple[int, ...]:
@@ -104,8 +99,9 @@ def route(cluster: Cluster, src: int, dst: int) -> tuple[str, ...]:
     """Links that a byte crosses from one GPU's memory to another's (HBM left out); empty from a GPU to itself.
 
     A link named twice carries the byte twice: memory of a host that stages the transfer is written, then read.
-    Within a node NVLink is taken if there is any; peer-to-peer PCIe stays below the lowest common switch; without
-    peer-to-peer the sender's socket stages. Between nodes the NIC nearest to each GPU is taken.
+    Within a node NVLink is taken if there is any, in a mesh through one other GPU where two are not joined;
+    peer-to-peer PCIe stays below the lowest common switch; without peer-to-peer the sender's socket stages. Between
+    nodes the NIC nearest to each GPU is taken; on rails the sender's side changes the rail (`fabric`).
 
     Raises
     ------
@@ -121,11 +117,12 @@ def route(cluster: Cluster, src: int, dst: int) -> tuple[str, ...]:
     if src == dst:
         return ()
     if src // per_node != dst // per_node:
-        return egress(cluster, src) + ingress(cluster, dst)
+        return _between_nodes(cluster, src, dst)
     if node.scale_up == "nvswitch":
         return (f"nvlink_out[{src}]", f"nvlink_in[{dst}]")
-    if node.scale_up == "nvlink_mesh":
-        return (f"nvlink[{src}>{dst}]",)
+    first = src - src % per_node
+    if path := mesh_path(node, src - first, dst - first):
+        return tuple(f"nvlink[{first + a}>{first + b}]" for a, b in path)
     group, to_group = _group(cluster, src), _group(cluster, dst)
     socket, to_socket = _socket(cluster, src), _socket(cluster, dst)
     if node.p2p and group == to_group:
@@ -139,6 +136,18 @@ def route(cluster: Cluster, src: int, dst: int) -> tuple[str, ...]:
         f"root_down[{to_group}]",
         f"pcie_down[{dst}]",
     )
+
+
+def _between_nodes(cluster: Cluster, src: int, dst: int) -> tuple[str, ...]:
+    node, per_node = cluster.node, cluster.node.num_devices
+    (number, local), (to_number, to_local) = divmod(src, per_node), divmod(dst, per_node)
+    nic, to_nic = nic_of(node, local), nic_of(node, to_local)
+    handed: tuple[str, ...] = ()
+    if nic != to_nic and keeps_rail(cluster):
+        proxy = number * per_node + nic_home(node, to_nic)
+        handed, src, nic = (f"nvlink_out[{src}]", f"nvlink_in[{proxy}]"), proxy, to_nic
+    hop = leaf_hop(leaf_of(cluster, number, nic), leaf_of(cluster, to_number, to_nic))
+    return (*handed, *egress(cluster, src), *hop, *ingress(cluster, dst))
 
 
 def egress(cluster: Cluster, device: int) -> tuple[str, ...]:
@@ -174,8 +183,7 @@ def _nic_and_home(cluster: Cluster, device: int) -> tuple[str, int]:
     node = cluster.node
     number, local = divmod(device, node.num_devices)
     nic = nic_of(node, local)
-    home = next(other for other in range(node.num_devices) if nic_of(node, other) == nic)
-    return f"{number}.{nic}", number * node.num_devices + home
+    return f"{number}.{nic}", number * node.num_devices + nic_home(node, nic)
 
 
 def _group(cluster: Cluster, device: int) -> int:

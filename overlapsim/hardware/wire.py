@@ -8,8 +8,11 @@ from itertools import permutations
 from typing import Final, NamedTuple
 
 from overlapsim.errors import LayoutError, UsageError
+from overlapsim.hardware.fabric import nic_of
+from overlapsim.hardware.mesh import islands, spread
+from overlapsim.hardware.pairs import remote_pairs
 from overlapsim.hardware.profile import Cluster
-from overlapsim.hardware.topology import devices_of, egress, ingress, links, nic_of, route
+from overlapsim.hardware.topology import devices_of, links, route
 
 # Bytes that each rank sends to its neighbour in the ring, over the nccl-tests "size", for n ranks
 # (nccl-tests, doc/PERFORMANCE.md): the bus-bandwidth factor. all_to_all goes pairwise instead.
@@ -41,7 +44,7 @@ def ring_wire_bytes(
 
     A ring passes the ranks of a node one after another, enters and leaves each node once, and visits devices in
     order of their numbers. Over several nodes the library builds one ring for each NIC link, each leaving through
-    another, and gives them equal shares; within a full NVLink mesh it spreads each hop over all pairs.
+    another, and gives them equal shares; within an NVLink mesh that joins the ranks it spreads each hop over all links.
     ``all_to_all`` sends 1/n of the size from each rank to each other one. ``broadcast`` starts at the first device;
     ``send_recv`` is nccl-tests' shift: every rank sends `size_bytes` to the next (for one transfer see `route`).
 
@@ -183,11 +186,13 @@ def _load_hop(
     loads: dict[str, float],
 ) -> None:
     here = src // cluster.node.num_devices
+    first = here * cluster.node.num_devices
     if cluster.node.scale_up == "nvlink_mesh" and here == dst // cluster.node.num_devices:
-        peers = [peer for peer in nodes[here] if peer != src]
-        for peer in peers:
-            loads[f"nvlink[{src}>{peer}]"] += size_bytes / len(peers)
-        return
+        members = [device - first for device in nodes[here]]
+        if len(islands(cluster.node, members)) == 1:
+            for peer, share in spread(cluster.node, src - first, members).items():
+                loads[f"nvlink[{src}>{first + peer}]"] += size_bytes * share
+            return
     for link in route(cluster, src, dst):
         loads[link] += size_bytes
 
@@ -195,14 +200,12 @@ def _load_hop(
 def _load_pairs(
     cluster: Cluster, nodes: Mapping[int, Sequence[int]], pair_bytes: float, loads: dict[str, float]
 ) -> None:
-    """Every rank to every other. What leaves a node goes one way out whatever its end, so it is summed first."""
-    total = sum(map(len, nodes.values()))
+    """Every rank to every other. What leaves a node for one rail goes one way out, so it is summed first."""
     for devices in nodes.values():
         for src, dst in permutations(devices, 2):
             for link in route(cluster, src, dst):
                 loads[link] += pair_bytes
-        remote_bytes = pair_bytes * (total - len(devices))
-        if remote_bytes:
-            for device in devices:
-                for link in (*egress(cluster, device), *ingress(cluster, device)):
-                    loads[link] += remote_bytes
+    if len(nodes) > 1:
+        for load in remote_pairs(cluster, nodes):
+            for link in load.links:
+                loads[link] += pair_bytes * load.pairs

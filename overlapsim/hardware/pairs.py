@@ -1,0 +1,69 @@
+"""Exchanges between all ranks of different nodes, counted by rail instead of pair by pair."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from overlapsim.hardware.fabric import keeps_rail, leaf_of, nic_home, nic_of, pod_of
+from overlapsim.hardware.profile import Cluster
+from overlapsim.hardware.topology import egress, ingress
+
+
+class PairLoad(NamedTuple):
+    """Links that carry the bytes of so many (sender, receiver) pairs."""
+
+    links: tuple[str, ...]
+    pairs: int
+
+
+def remote_pairs(cluster: Cluster, nodes: Mapping[int, Sequence[int]]) -> Iterator[PairLoad]:
+    """Loads of one message from every rank to every rank of another node, as `topology.route` leads them.
+
+    Parameters
+    ----------
+    nodes : mapping of int to sequence of int
+        Devices of each node that has any.
+    """
+    per_node, keeps = cluster.node.num_devices, keeps_rail(cluster)
+    rails = {number: Counter(nic_of(cluster.node, d % per_node) for d in devices) for number, devices in nodes.items()}
+    everywhere = sum(rails.values(), Counter[int]())
+    for number, devices in nodes.items():
+        away = everywhere - rails[number]
+        for device in devices:
+            yield PairLoad(ingress(cluster, device), away.total())
+            if not keeps:
+                yield PairLoad(egress(cluster, device), away.total())
+                continue
+            for nic, count in away.items():
+                if nic == nic_of(cluster.node, device % per_node):
+                    yield PairLoad(egress(cluster, device), count)
+                else:
+                    proxy = number * per_node + nic_home(cluster.node, nic)
+                    handed = (f"nvlink_out[{device}]", f"nvlink_in[{proxy}]")
+                    yield PairLoad((*handed, *egress(cluster, proxy)), count)
+    if cluster.fabric is not None and cluster.fabric.nodes_per_leaf:
+        yield from _leaf_loads(cluster, rails, keeps)
+
+
+def _leaf_loads(cluster: Cluster, rails: Mapping[int, Counter[int]], keeps: bool) -> Iterator[PairLoad]:
+    """What crosses leaf uplinks: pairs of different nodes that are not below one leaf switch."""
+    everywhere = sum(rails.values(), Counter[int]())
+    pods: dict[int, Counter[int]] = {}
+    for number, counts in rails.items():
+        pods[pod_of(cluster, number)] = pods.get(pod_of(cluster, number), Counter[int]()) + counts
+    one_leaf_a_pod = cluster.fabric is None or not cluster.fabric.rail_optimised
+    for number, counts in rails.items():
+        inside = pods[pod_of(cluster, number)]
+        outside = everywhere - inside
+        for nic in everywhere if keeps else counts:
+            if keeps:
+                # A kept rail crosses between pods only: out on the receiver's rail, in on one's own.
+                out, back = counts.total() * outside[nic], counts[nic] * outside.total()
+            else:
+                below = inside.total() - counts.total() if one_leaf_a_pod else inside[nic] - counts[nic]
+                out = back = counts[nic] * (everywhere.total() - counts.total() - below)
+            leaf = leaf_of(cluster, number, nic)
+            yield PairLoad((f"leaf_up[{leaf}]",), out)
+            yield PairLoad((f"leaf_down[{leaf}]",), back)
