@@ -19,7 +19,9 @@ from overlapsim.workload.operators import CollectiveOp, GemmOp
 
 MAPS: Final = {"all_reduce": "tile", "reduce_scatter": "subtile", "all_to_all": "subtoken"}
 """Unit that the reorder map moves, by collective."""
-MODES: Final = ("steal", "reserve")
+MODES: Final = ("steal",)
+"""Where the collective's SMs come from: taken as CTAs retire, as measured systems do.  ``reserve`` (a persistent kernel
+that leaves them free for the whole run) is accepted as a parameter and not proposed: nobody has measured it."""
 SWIZZLES: Final = (8, 4, 2, 1)
 # More tiles are priced than planned for: the slower ones rarely win by their waves.
 KERNELS: Final = 3
