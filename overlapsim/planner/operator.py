@@ -24,9 +24,9 @@ TIE_MARGIN: Final = 0.02
 FAMILIES: Final[tuple[Family, ...]] = ("gemm", "collective", "launch")
 K_BEST: Final = 2
 MAX_GROUPS: Final = 8
-WORTH_RUNNING: Final = 1.03
+WORTH_RUNNING: Final = 1.05
 """A split is run when the recurrence puts it within this of its problem's optimum: contention moves them by as much."""
-POINTS: Final = 4
+PARTITIONS: Final = 4
 NEARLY_FREE: Final = 1e-6
 
 
@@ -176,20 +176,23 @@ def _plan_strategy(strategy: Strategy, context: Context, contention: bool) -> St
 
 def _proposals(space: ParameterSpace) -> Iterator[tuple[float | None, Parameters]]:
     """Yield (screened value, parameters) worth running: every grid point, or the best splits of the best points."""
-    if space.partition is None:
+    if space.partitions is None:
         yield from ((None, point) for point in space.points())
         return
-    solved = []
-    for point in space.points():
-        partition = space.partition(point)
-        if partition is not None:
-            solved.append((solve(partition, K_BEST), partition))
+    solved = [
+        (solve(partition, K_BEST), partition) for point in space.points() for partition in space.partitions(point)
+    ]
     solved.sort(key=lambda entry: entry[0][0].value_s)
-    for splits, partition in solved[:POINTS]:
+    seen = set()
+    for splits, partition in solved[:PARTITIONS]:
         limit = WORTH_RUNNING * splits[0].value_s
         fewer = (s for s in best_by_groups(partition, MAX_GROUPS) if s.value_s <= limit)
-        for split in dict.fromkeys((*splits, *fewer)):
-            yield split.value_s, partition.to_parameters(split.cuts)
+        for split in (*splits, *fewer):
+            parameters = partition.to_parameters(split.cuts)
+            key = repr(parameters)
+            if key not in seen:
+                seen.add(key)
+                yield split.value_s, parameters
 
 
 def _with_speedup(result: StrategyResult, serial: StrategyResult, context: Context, contention: bool) -> StrategyResult:

@@ -92,11 +92,12 @@ class ParameterSpace:
     Attributes
     ----------
     grid : values per parameter, tried in every combination; defaults first
-    partition : for one grid point, the wave partition to solve, or None where there is nothing to split
+    partitions : for one grid point, the wave partitions to solve, none where there is nothing to split.  Several state
+        the same split under different beliefs about what the recurrence cannot hold; the engine decides between them
     """
 
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    partition: Callable[[Parameters], Partition | None] | None = None
+    partitions: Callable[[Parameters], tuple[Partition, ...]] | None = None
 
     def points(self) -> Iterator[dict[str, Any]]:
         """Yield every combination of the grid, in order; one empty point for an empty grid."""

@@ -70,26 +70,35 @@ def effective_sms(prices: PriceBook, kernel: GemmCost, collective: CollectiveOp,
     return max(1, round(num_sms - 1 - taken * busy))
 
 
-def partition(
+def partitions(
     prices: PriceBook, gemm: GemmOp, collective: CollectiveOp, kernel: GemmCost, point: Mapping[str, Any]
-) -> Partition | None:
-    """Build the problem of splitting the kernel's waves into groups; None where there is a single wave."""
+) -> tuple[Partition, ...]:
+    """Build the problems of splitting the kernel's waves into groups; none where there is a single wave.
+
+    With reserved SMs the recurrence is exact.  A collective that takes its
+    SMs as CTAs retire may find them free or wait up to a wave, so that case
+    is stated twice: without a wait, and with half a wave a group.
+    """
     sms = effective_sms(prices, kernel, collective, point["sms"])
     waves = kernel.grid.waves(sms)
     if waves < 2:
-        return None
+        return ()
     unit = -(-waves // MAX_WAVES)
     ends = np.minimum(np.arange(0, waves + unit, unit), waves)
     done_tiles = np.minimum(ends * sms, kernel.grid.num_tiles)
     written = np.concatenate([[0.0], np.cumsum(tile_bytes(gemm, kernel, point["swizzle"]))])[done_tiles]
     count = len(ends) - 1
     first, last = np.triu_indices(count)
-    tau = np.full((count, count), np.inf)
-    seconds = prices.collective_seconds(collective.kind, written[last + 1] - written[first])
-    tau[first, last] = seconds + prices.signal_wait_s
+    seconds = prices.collective_seconds(collective.kind, written[last + 1] - written[first]) + prices.signal_wait_s
 
     def to_parameters(cuts: tuple[int, ...]) -> Mapping[str, Any]:
         groups = np.diff(done_tiles[list(cuts)], prepend=0)
         return {**point, "group_tiles": tuple(int(tiles) for tiles in groups)}
 
-    return Partition(kernel.tile_time_s * ends[1:], kernel.duration_s, tau, to_parameters)
+    waits = (0.0,) if point["sms"] == "reserve" else (0.0, kernel.tile_time_s / 2)
+    problems = []
+    for wait_s in waits:
+        tau = np.full((count, count), np.inf)
+        tau[first, last] = seconds + wait_s
+        problems.append(Partition(kernel.tile_time_s * ends[1:], kernel.duration_s, tau, to_parameters))
+    return tuple(problems)

@@ -7,12 +7,21 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-from overlapsim.strategies.wave_group.groups import checked_groups, group_bytes, partition, scaled_groups
+from overlapsim.strategies.wave_group.groups import checked_groups, group_bytes, partitions, scaled_groups
 
 from overlapsim.cost.gemm import GemmCost
 from overlapsim.plan import Finding
 from overlapsim.schedule.builder import ProgramBuilder
-from overlapsim.strategy.base import YES, Applicability, Context, Parameters, ParameterSpace, Strategy, StrategyInfo
+from overlapsim.strategy.base import (
+    YES,
+    Applicability,
+    Context,
+    Parameters,
+    ParameterSpace,
+    Partition,
+    Strategy,
+    StrategyInfo,
+)
 from overlapsim.strategy.tasks import COMM_PRIORITY, Gpu
 from overlapsim.units import ps_from_s
 from overlapsim.workload.operators import CollectiveOp, GemmOp
@@ -67,9 +76,9 @@ class WaveGroup(Strategy):
         num_sms = context.prices.cluster.device.num_sms
         swizzles = {tile: best_swizzle(kernel, num_sms) for tile, kernel in kernels.items()}
 
-        def solve_for(point: Parameters) -> Any:
+        def solve_for(point: Parameters) -> tuple[Partition, ...]:
             point = {"tile": point["tile"], "swizzle": swizzles[point["tile"]], "sms": point["sms"]}
-            return partition(context.prices, gemm, collective, kernels[point["tile"]], point)
+            return partitions(context.prices, gemm, collective, kernels[point["tile"]], point)
 
         return ParameterSpace({"tile": tuple(kernels), "sms": MODES}, solve_for)
 

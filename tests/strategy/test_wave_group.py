@@ -30,9 +30,8 @@ POINT = {"tile": (256, 128, 32), "swizzle": 8, "sms": "reserve"}
 def partition_of(context: Context):
     strategy = load_strategy("wave_group")
     space = strategy.parameters(context)
-    assert space.partition is not None
-    partition = space.partition(POINT)
-    assert partition is not None
+    assert space.partitions is not None
+    (partition,) = space.partitions(POINT)
     return partition
 
 
@@ -97,7 +96,7 @@ def test_program_equals_the_recurrence_to_the_picosecond(m, n, ragged, k, ranks,
         assert applicability.cause == "under_one_wave"
         return
     point = {"tile": (256, 128, 32), "swizzle": swizzle, "sms": "reserve"}
-    partition = strategy.parameters(context).partition(point)
+    (partition,) = strategy.parameters(context).partitions(point)
     waves = len(partition.wave_end_s)
     rng = np.random.default_rng(seed)
     cuts = (*tuple(np.flatnonzero(rng.random(waves - 1) < 0.4) + 1), waves)
