@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from overlapsim.accuracy.flashoverlap_heatmap import heatmap_rows
 from overlapsim.accuracy.flashoverlap_plan import growing_groups, published_groups
 from overlapsim.accuracy.flashoverlap_rows import NUM_SMS, TILE, Measured, Parts, Splitter, read_rows
 from overlapsim.accuracy.suite import Row, Suite, score
@@ -152,6 +153,10 @@ def evaluate(data: Path | None) -> Suite:
         "choice by prediction (mean and worst regret)": _regret(scored, rows),
         "rows of the GEMM behind all_to_all": _routed(scored, splitter),
     }  # fmt: skip
+    if data is None:
+        cells, heatmap = heatmap_rows()
+        rows += cells
+        notes |= heatmap
     findings = (
         Finding(
             "chunks_assumed", f"the artifact does not state its number of row chunks; {CHUNKS} assumed for all rows"

@@ -18,6 +18,7 @@ from overlapsim.plan import CurveInput, OperatorInputs, dump_plan
 from overlapsim.planner.operator import OperatorResult, plan_operator, simulate
 from overlapsim.planner.operator_plan import context_from, to_plan
 from overlapsim.report.files import write_text
+from overlapsim.schedule.reorder import planned_map, write_side_file
 from overlapsim.strategy.registry import load_strategies, strategy_names
 from overlapsim.workload.operators import COLLECTIVES
 
@@ -95,11 +96,16 @@ def command(
         comm_sms=comm_sms,
         contention=not no_contention,
     )
-    chosen = load_strategies(strategies)
-    baselines = tuple(s for s in load_strategies() if not s.overlaps and s not in chosen)
+    chosen = tuple(s for s in load_strategies(strategies) if s.overlaps)
+    baselines = tuple(s for s in load_strategies() if not s.overlaps)
     result = plan_operator(context_from(inputs, machine), (*baselines, *chosen), contention=inputs.contention)
     if output is not None:
-        write_text(output, dump_plan(to_plan(result, inputs, {"overlapsim": __version__})))
+        plan = to_plan(result, inputs, {"overlapsim": __version__})
+        # The map first: a plan never names a file that is not there.
+        for settings in (operator.settings for operator in plan.operators):
+            if "file" in settings.get("map", {}):
+                write_side_file(planned_map(settings), output.parent)
+        write_text(output, dump_plan(plan))
     _draw(result, trace, plot, contention=inputs.contention)
     if as_json:
         print_json(result_json(result))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from numpy.typing import ArrayLike
 
@@ -85,6 +85,8 @@ class PriceBook:
     ends: Mapping[Family, End] = field(default_factory=dict)
     vendor_kernels: bool = False
     no_latency: bool = False
+    models: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False)
+    """Model results by operator and tile: books made from one another (ends, what-ifs) share them."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1:
@@ -114,7 +116,7 @@ class PriceBook:
         if self.gemm_time_s is not None and self._is_measured(op):
             cost = gemm_cost(op, self._device, tile=self.tile, measured_s=self.gemm_time_s)
         else:
-            cost = self._not_below_bound(op, gemm_cost(op, self._device).scaled(self._vendor_ratio))
+            cost = self._not_below_bound(op, self._vendor_model(op).scaled(self._vendor_ratio))
         return self._end_of(op, cost)
 
     def kernel_gemm(self, op: GemmOp, strategy: str, tile: Sequence[int] | None = None) -> GemmCost:
@@ -139,15 +141,15 @@ class PriceBook:
         tile = self._kernel_tile(op) if tile is None else checked_tile(op, tile, self._device)
         if self.vendor_kernels:
             vendor = self.vendor_gemm(op)
-            cost = template_gemm_cost(op, self._device, tile=tile)
+            cost = self._template_model(op, tile)
             return cost.scaled(vendor.duration_s / cost.duration_s)
         measured_s = self.kernel_time_s.get(strategy)
         if measured_s is not None and self._is_measured(op) and tile[:2] == self._kernel_tile(op)[:2]:
             return self._end_of(op, template_gemm_cost(op, self._device, tile=tile, measured_s=measured_s))
-        model = template_gemm_cost(op, self._device, tile=tile)
+        model = self._template_model(op, tile)
         if measured_s is not None:
             assert self.gemm is not None
-            reference = template_gemm_cost(self.gemm, self._device, tile=self._kernel_tile(self.gemm))
+            reference = self._template_model(self.gemm, self._kernel_tile(self.gemm))
             cost = model.scaled(measured_s / reference.duration_s)
         else:
             cost = model.scaled(self._unmeasured_kernel_s(op, model) / model.duration_s)
@@ -296,12 +298,26 @@ class PriceBook:
     def _device(self) -> DeviceSpec:
         return self.cluster.device
 
+    def _vendor_model(self, op: GemmOp) -> GemmCost:
+        key = ("vendor", op)
+        if key not in self.models:
+            self.models[key] = gemm_cost(op, self._device)
+        cost: GemmCost = self.models[key]
+        return cost
+
+    def _template_model(self, op: GemmOp, tile: Tile | None) -> GemmCost:
+        key = ("template", op, tile)
+        if key not in self.models:
+            self.models[key] = template_gemm_cost(op, self._device, tile=tile)
+        cost: GemmCost = self.models[key]
+        return cost
+
     @cached_property
     def _vendor_ratio(self) -> float:
         """Measured over modelled vendor time; 1 without a measurement."""
         if self.gemm is None or self.gemm_time_s is None:
             return 1.0
-        return self.gemm_time_s / gemm_cost(self.gemm, self._device).duration_s
+        return self.gemm_time_s / self._vendor_model(self.gemm).duration_s
 
     @cached_property
     def _models(self) -> dict[tuple[CollectiveKind, int], CollectiveModel]:
@@ -316,11 +332,11 @@ class PriceBook:
         return self._models[key]
 
     def _unmeasured_kernel_s(self, op: GemmOp, model: GemmCost) -> float:
-        vendor = gemm_cost(op, self._device)
+        vendor = self._vendor_model(op)
         if vendor.split_k > 1:
             # The vendor fills the SMs by splitting k; a signalled kernel cannot, so only the model of its tile holds.
             return model.duration_s * self._vendor_ratio
-        best = template_gemm_cost(op, self._device, tile=self._kernel_tile(op))
+        best = self._template_model(op, self._kernel_tile(op))
         vendor_s = self.gemm_time_s if self._is_measured(op) else None
         vendor_s = vendor.duration_s * self._vendor_ratio if vendor_s is None else vendor_s
         return vendor_s * self._device.kernels.template_slowdown * model.duration_s / best.duration_s
@@ -335,7 +351,7 @@ class PriceBook:
 
     def _kernel_tile(self, op: GemmOp) -> Tile:
         if self.tile is None:
-            return template_gemm_cost(op, self._device).tile
+            return self._template_model(op, None).tile
         return checked_tile(op, self.tile, self._device)
 
     def _seconds(self, kind: CollectiveKind, ranks: int, size_bytes: ArrayLike) -> FloatArray:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -13,20 +14,20 @@ from overlapsim.engine.timeline import Timeline
 from overlapsim.errors import PlanError, StrategyError
 from overlapsim.plan import Cause, Finding, Prediction, Verdict
 from overlapsim.planner.bounds import lower_bound_s
-from overlapsim.planner.partition import best_by_groups, solve
+from overlapsim.planner.partition import Split, best_by_groups, solve
 from overlapsim.schedule.builder import ProgramBuilder
 from overlapsim.schedule.program import Program
-from overlapsim.strategy.base import Applicability, Context, Parameters, ParameterSpace, Strategy
+from overlapsim.strategy.base import Applicability, Context, Parameters, ParameterSpace, Partition, Strategy
 from overlapsim.workload.operators import CollectiveOp, GemmOp
 
 TIE_MARGIN: Final = 0.02
 """A gain below this is a tie: repeats of a case differ by 1 % on average, 4 % at most (SOURCES.md, FLASH)."""
 FAMILIES: Final[tuple[Family, ...]] = ("gemm", "collective", "launch")
-K_BEST: Final = 2
 MAX_GROUPS: Final = 8
 WORTH_RUNNING: Final = 1.05
-"""A split is run when the recurrence puts it within this of its problem's optimum: contention moves them by as much."""
-PARTITIONS: Final = 4
+"""A split is run when its recurrence is within this of its problem's optimum: contention moves values by as much."""
+RUNS: Final = 12
+"""Candidates of one strategy that the engine runs."""
 NEARLY_FREE: Final = 1e-6
 
 
@@ -115,7 +116,14 @@ def simulate(
     return timeline
 
 
-def plan_operator(context: Context, strategies: Sequence[Strategy], *, contention: bool = True) -> OperatorResult:
+def plan_operator(
+    context: Context,
+    strategies: Sequence[Strategy],
+    *,
+    contention: bool = True,
+    ranges: bool = True,
+    runs: int = RUNS,
+) -> OperatorResult:
     """Choose how the GEMM and the collective of `context` overlap.
 
     Every strategy that applies proposes parameters; partitions of waves are
@@ -127,18 +135,22 @@ def plan_operator(context: Context, strategies: Sequence[Strategy], *, contentio
     context : a GEMM followed by a collective, and prices
     strategies : candidates; at least one must not overlap (the baseline)
     contention : False leaves HBM and link sharing out
+    ranges : False leaves 90 % intervals out (low and high equal the value), for sweeps over many shapes
+    runs : candidates of one strategy that the engine runs, the best by recurrence or closed form first
 
     Raises
     ------
     PlanError
         If there is no baseline among the strategies that apply.
     """
-    results = [_plan_strategy(strategy, context, contention) for strategy in strategies]
+    results = [_plan_strategy(strategy, context, contention, runs) for strategy in strategies]
     baselines = [r for r in results if r.best is not None and not r.strategy.overlaps]
     if not baselines:
         raise PlanError("no strategy without overlap applies; add `serial` to the strategies", exit_code=1)
     serial = min(baselines, key=_time)
-    results = [_with_speedup(result, serial, context, contention) for result in results]
+    assert serial.best is not None
+    shifts = _shifts(serial.best, context, contention) if ranges else {}
+    results = [_with_speedup(result, serial.best, shifts, context, contention) for result in results]
     serial = next(r for r in results if r.strategy is serial.strategy)
     best = min((r for r in results if r.best is not None), key=_time)
     bound = lower_bound_s(context.graph, context.prices.cluster)
@@ -158,11 +170,11 @@ def _time(result: StrategyResult) -> float:
     return result.best.predicted_s
 
 
-def _plan_strategy(strategy: Strategy, context: Context, contention: bool) -> StrategyResult:
+def _plan_strategy(strategy: Strategy, context: Context, contention: bool, runs: int) -> StrategyResult:
     applicability = strategy.applies_to(context)
     if not applicability.applies:
         return StrategyResult(strategy, applicability)
-    proposals = list(_proposals(strategy.parameters(context)))
+    proposals = list(itertools.islice(_proposals(strategy.parameters(context)), runs))
     if not proposals:
         raise StrategyError(f"{strategy.name} applies but proposes no parameters; its ParameterSpace is empty")
     candidates = [
@@ -175,40 +187,65 @@ def _plan_strategy(strategy: Strategy, context: Context, contention: bool) -> St
 
 
 def _proposals(space: ParameterSpace) -> Iterator[tuple[float | None, Parameters]]:
-    """Yield (screened value, parameters) worth running: every grid point, or the best splits of the best points."""
+    """Yield (screened value, parameters), each once: what is most worth running first."""
     if space.partitions is None:
-        yield from ((None, point) for point in space.points())
+        points = list(space.points())
+        if space.screen is not None:
+            screen = space.screen
+            points.sort(key=screen)
+        yield from ((None, point) for point in points)
         return
-    solved = [
-        (solve(partition, K_BEST), partition) for point in space.points() for partition in space.partitions(point)
-    ]
-    solved.sort(key=lambda entry: entry[0][0].value_s)
+    solved = [(solve(partition)[0], partition) for point in space.points() for partition in space.partitions(point)]
+    solved.sort(key=lambda entry: entry[0].value_s)
     seen = set()
-    for splits, partition in solved[:PARTITIONS]:
-        limit = WORTH_RUNNING * splits[0].value_s
-        fewer = (s for s in best_by_groups(partition, MAX_GROUPS) if s.value_s <= limit)
-        for split in (*splits, *fewer):
-            parameters = partition.to_parameters(split.cuts)
-            key = repr(parameters)
-            if key not in seen:
-                seen.add(key)
-                yield split.value_s, parameters
+    # One split of every problem, then the next of every problem: few runs still see every belief.
+    for column in itertools.zip_longest(*(_splits(best, partition) for best, partition in solved)):
+        for entry in column:
+            if entry is not None and repr(entry[1]) not in seen:
+                seen.add(repr(entry[1]))
+                yield entry
 
 
-def _with_speedup(result: StrategyResult, serial: StrategyResult, context: Context, contention: bool) -> StrategyResult:
-    """Add ranges: one family at a time at its 5 % and 95 % value, deviations added in quadrature."""
-    if result.best is None or serial.best is None:
+def _splits(best: Split, partition: Partition) -> Iterator[tuple[float, Parameters]]:
+    """Yield the optimum, then the best split for every number of groups that comes near it, nearest first."""
+    yield best.value_s, partition.to_parameters(best.cuts)
+    others = [s for s in best_by_groups(partition, MAX_GROUPS) if s.value_s <= WORTH_RUNNING * best.value_s]
+    for split in sorted(others, key=lambda split: split.value_s):
+        yield split.value_s, partition.to_parameters(split.cuts)
+
+
+Shifts = Mapping[tuple[Family, Literal["low", "high"]], float]
+
+
+def _shifts(candidate: Candidate, context: Context, contention: bool) -> Shifts:
+    """Time of one choice with one family at a time at its 5 % or 95 % value."""
+    return {
+        (family, end): simulate(
+            candidate.strategy,
+            replace(context, prices=context.prices.at(family, end)),
+            candidate.parameters,
+            contention=contention,
+        ).duration_s
+        for family in FAMILIES
+        for end in _ENDS
+    }
+
+
+def _with_speedup(
+    result: StrategyResult, serial: Candidate, serial_shifts: Shifts, context: Context, contention: bool
+) -> StrategyResult:
+    """Add ranges: deviations of one family at a time, added in quadrature; a shift moves both times of a speed-up."""
+    if result.best is None:
         return result
-    time, base = result.best.predicted_s, serial.best.predicted_s
+    time, base = result.best.predicted_s, serial.predicted_s
+    shifts = {} if not serial_shifts else (
+        serial_shifts if result.best is serial else _shifts(result.best, context, contention)
+    )  # fmt: skip
     low = high = slow = fast = 0.0
-    for family in FAMILIES:
-        for end in _ENDS:
-            moved = replace(context, prices=context.prices.at(family, end))
-            t = simulate(result.strategy, moved, result.best.parameters, contention=contention).duration_s
-            b = simulate(serial.strategy, moved, serial.best.parameters, contention=contention).duration_s
-            low, high = low + min(0.0, t - time) ** 2, high + max(0.0, t - time) ** 2
-            gain = b / t - base / time
-            slow, fast = slow + min(0.0, gain) ** 2, fast + max(0.0, gain) ** 2
+    for key, t in shifts.items():
+        low, high = low + min(0.0, t - time) ** 2, high + max(0.0, t - time) ** 2
+        gain = serial_shifts[key] / t - base / time
+        slow, fast = slow + min(0.0, gain) ** 2, fast + max(0.0, gain) ** 2
     return replace(
         result,
         prediction=Prediction(time, max(0.0, time - low**0.5), time + high**0.5),
@@ -250,7 +287,7 @@ def _cause(
         return "little_to_hide"
 
     def pays(changed: Context, with_contention: bool = contention) -> bool:
-        times = [_plan_strategy(s, changed, with_contention).best for s in applying]
+        times = [_plan_strategy(s, changed, with_contention, RUNS).best for s in applying]
         return any(c is not None and serial_s / c.predicted_s > 1 + TIE_MARGIN for c in times)
 
     prices = context.prices

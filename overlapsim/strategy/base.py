@@ -94,10 +94,12 @@ class ParameterSpace:
     grid : values per parameter, tried in every combination; defaults first
     partitions : for one grid point, the wave partitions to solve, none where there is nothing to split.  Several state
         the same split under different beliefs about what the recurrence cannot hold; the engine decides between them
+    screen : closed form by which grid points are ordered before the best of them are run; None keeps the grid's order
     """
 
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     partitions: Callable[[Parameters], tuple[Partition, ...]] | None = None
+    screen: Callable[[Parameters], float] | None = None
 
     def points(self) -> Iterator[dict[str, Any]]:
         """Yield every combination of the grid, in order; one empty point for an empty grid."""

@@ -54,8 +54,19 @@ class Chunked(Strategy):
 
     def parameters(self, context: Context) -> ParameterSpace:
         """Leave open the number of pieces."""
-        gemm, _ = context.gemm_and_collective()
-        return ParameterSpace({"chunks": tuple(n for n in CHUNKS if gemm.m >= n * ROW_STEP) or (2,)})
+        gemm, collective = context.gemm_and_collective()
+        prices = context.prices
+
+        def pipeline_s(point: Parameters) -> float:
+            """First piece, then whichever side is slower, then the last collective."""
+            rows = chunk_rows(gemm.m, point["chunks"])
+            piece = replace(gemm, m=rows[0])
+            compute_s = prices.vendor_gemm(piece).duration_s
+            part_s = float(prices.collective_seconds(collective.kind, piece.output_bytes)) + prices.signal_wait_s
+            return compute_s + (len(rows) - 1) * max(compute_s, part_s) + part_s
+
+        chunks = tuple(n for n in CHUNKS if gemm.m >= n * ROW_STEP) or (2,)
+        return ParameterSpace({"chunks": chunks}, screen=pipeline_s)
 
     def rewrite(self, context: Context, parameters: Parameters, builder: ProgramBuilder) -> None:
         """Put the GEMMs on one stream and the collectives on another; each waits for its piece."""

@@ -12,6 +12,7 @@ from overlapsim.strategies.wave_group.groups import checked_groups, group_bytes,
 from overlapsim.cost.gemm import GemmCost
 from overlapsim.plan import Finding
 from overlapsim.schedule.builder import ProgramBuilder
+from overlapsim.schedule.reorder import MAP_KINDS, collective_map, map_settings
 from overlapsim.strategy.base import (
     YES,
     Applicability,
@@ -26,8 +27,6 @@ from overlapsim.strategy.tasks import COMM_PRIORITY, Gpu
 from overlapsim.units import ps_from_s
 from overlapsim.workload.operators import CollectiveOp, GemmOp
 
-MAPS: Final = {"all_reduce": "tile", "reduce_scatter": "subtile", "all_to_all": "subtoken"}
-"""Unit that the reorder map moves, by collective."""
 MODES: Final = ("steal",)
 """Where the collective's SMs come from: taken as CTAs retire, as measured systems do.  ``reserve`` (a persistent kernel
 that leaves them free for the whole run) is accepted as a parameter and not proposed: nobody has measured it."""
@@ -52,8 +51,8 @@ class WaveGroup(Strategy):
     def applies_to(self, context: Context) -> Applicability:
         """Refuse collectives without a map, a single rank, and GEMMs that are one wave on every tile."""
         gemm, collective = context.gemm_and_collective()
-        if collective.kind not in MAPS:
-            return Applicability(False, (f"no reorder map for {collective.kind} (maps: {', '.join(MAPS)})",))
+        if collective.kind not in MAP_KINDS:
+            return Applicability(False, (f"no reorder map for {collective.kind} (maps: {', '.join(MAP_KINDS)})",))
         if collective.ranks < 2:
             return Applicability(False, ("one rank has nothing to communicate",), "little_to_hide")
         num_sms = context.prices.cluster.device.num_sms
@@ -114,10 +113,14 @@ class WaveGroup(Strategy):
             # Only a persistent kernel can leave SMs free for the whole run.
             "persistent": reserve,
             "swizzle": parameters["swizzle"],
-            "map_kind": MAPS[collective.kind],
             "group_tiles": list(groups),
             "sm_reserve": context.prices.comm_sms(collective.kind) if reserve else 0,
             "comm_stream_priority": COMM_PRIORITY,
+            **map_settings(
+                collective_map(
+                    collective.kind, kernel.grid, groups, ranks=collective.ranks, swizzle=parameters["swizzle"]
+                )
+            ),
         }
 
     def findings(self, context: Context, parameters: Parameters) -> tuple[Finding, ...]:
