@@ -86,7 +86,8 @@ class PriceBook:
     vendor_kernels: bool = False
     no_latency: bool = False
     models: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False)
-    """Model results by operator and tile: books made from one another (ends, what-ifs) share them."""
+    """Model results of this cluster: books made from one another (ends, what-ifs) share them, and a sweep may hand one
+    dictionary to all its books."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1:
@@ -176,11 +177,26 @@ class PriceBook:
 
     # Collectives
 
-    def collective(self, op: CollectiveOp) -> Cost:
-        """Cost of one collective, from the book's curve, the cluster's, or latency and wire bytes."""
-        cost = self._model(op.kind, op.ranks).cost(op.size_bytes)
-        seconds = float(self._seconds(op.kind, op.ranks, op.size_bytes))
-        return replace(cost, duration_s=seconds, sm=self.comm_sms(op.kind) if op.ranks > 1 else 0)
+    def collective(self, op: CollectiveOp, device: int = 0) -> Cost:
+        """Cost of one collective, from the book's curve, the cluster's, or latency and wire bytes.
+
+        Demands are those that one device carries: its own HBM and links, and
+        device 0 also what all share (root ports, host memory, NICs, switches).
+        """
+        key = (op.kind, op.ranks, op.size_bytes, device)
+        if key not in self._costs:
+            cost = self._model(op.kind, op.ranks).cost(op.size_bytes)
+            self._costs[key] = replace(
+                cost,
+                duration_s=float(self._seconds(op.kind, op.ranks, op.size_bytes)),
+                sm=self.comm_sms(op.kind) if op.ranks > 1 else 0,
+                demands=tuple(d for d in cost.demands if d.amount > 0 and carries(device, d.resource)),
+            )
+        return self._costs[key]
+
+    @cached_property
+    def _costs(self) -> dict[tuple[CollectiveKind, int, float, int], Cost]:
+        return {}
 
     def collective_seconds(self, kind: CollectiveKind, size_bytes: ArrayLike) -> FloatArray:
         """Times of many sizes at once, any shape: what `collective` gives for each with the book's ranks.
@@ -319,17 +335,14 @@ class PriceBook:
             return 1.0
         return self.gemm_time_s / self._vendor_model(self.gemm).duration_s
 
-    @cached_property
-    def _models(self) -> dict[tuple[CollectiveKind, int], CollectiveModel]:
-        return {}
-
     def _model(self, kind: CollectiveKind, ranks: int) -> CollectiveModel:
-        key = (kind, ranks)
-        if key not in self._models:
-            mine = self.curve is not None and key == (self.kind, self.ranks)
+        mine = self.curve is not None and (kind, ranks) == (self.kind, self.ranks)
+        key = ("collective", kind, ranks, self.curve if mine else None)
+        if key not in self.models:
             curve = Curve(self.curve) if mine and self.curve is not None else None
-            self._models[key] = CollectiveModel(self.cluster, kind, ranks, curve)
-        return self._models[key]
+            self.models[key] = CollectiveModel(self.cluster, kind, ranks, curve)
+        model: CollectiveModel = self.models[key]
+        return model
 
     def _unmeasured_kernel_s(self, op: GemmOp, model: GemmCost) -> float:
         vendor = self._vendor_model(op)
@@ -387,3 +400,13 @@ class PriceBook:
 
 def _shape(op: GemmOp) -> tuple[int, int, int, str, str]:
     return op.m, op.n, op.k, op.dtype, op.accumulate
+
+
+# Links that one device has to itself; the others are shared.
+OWN_LINKS: Final = frozenset({"hbm", "nvlink_out", "nvlink_in", "pcie_up", "pcie_down"})
+
+
+def carries(device: int, resource: str) -> bool:
+    """Whether a modelled device stands for a resource: its own, or device 0 for those that are shared."""
+    kind, _, number = resource.partition("[")
+    return number == f"{device}]" if kind in OWN_LINKS else device == 0

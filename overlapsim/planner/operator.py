@@ -160,7 +160,7 @@ def plan_operator(
     ceiling = _time(serial) / max(_compute_and_communication(context))
     overlapping = [r for r in results if r.strategy.overlaps]
     verdict = _verdict(best, overlapping)
-    cause = _cause(verdict, ceiling, context, overlapping, contention)
+    cause = _cause(verdict, ceiling, context, overlapping, contention, runs)
     findings = dict.fromkeys((*context.prices.findings, *(f for r in results for f in r.findings)))
     return OperatorResult(context, tuple(results), serial, best, bound, ceiling, verdict, cause, tuple(findings))
 
@@ -274,7 +274,12 @@ def _verdict(best: StrategyResult, overlapping: Sequence[StrategyResult]) -> Ver
 
 
 def _cause(
-    verdict: Verdict, ceiling: float, context: Context, overlapping: Sequence[StrategyResult], contention: bool
+    verdict: Verdict,
+    ceiling: float,
+    context: Context,
+    overlapping: Sequence[StrategyResult],
+    contention: bool,
+    runs: int,
 ) -> Cause:
     """Name what keeps overlap from paying: the first change that would make it pay."""
     if verdict == "overlap":
@@ -287,7 +292,7 @@ def _cause(
         return "little_to_hide"
 
     def pays(changed: Context, with_contention: bool = contention) -> bool:
-        times = [_plan_strategy(s, changed, with_contention, RUNS).best for s in applying]
+        times = [_plan_strategy(s, changed, with_contention, runs).best for s in applying]
         return any(c is not None and serial_s / c.predicted_s > 1 + TIE_MARGIN for c in times)
 
     prices = context.prices

@@ -14,8 +14,6 @@ from overlapsim.workload.operators import CollectiveOp, GemmOp
 
 COMM_PRIORITY: Final = 5
 """Stream priority of communication: above compute, as overlap implementations create their streams."""
-# Links that one device has to itself; the others are shared, and device 0 carries them for all.
-OWN_LINKS: Final = frozenset({"hbm", "nvlink_out", "nvlink_in", "pcie_up", "pcie_down"})
 
 
 class Gpu:
@@ -82,12 +80,4 @@ class Gpu:
         return waiter
 
     def _per_unit(self, demands: Iterable[Demand], units: int) -> dict[int, float]:
-        return {
-            self.builder.add_resource(d.capacity, d.resource): d.amount / units
-            for d in demands
-            if d.amount > 0 and self._carries(d.resource)
-        }
-
-    def _carries(self, resource: str) -> bool:
-        kind, _, number = resource.partition("[")
-        return number == f"{self.device}]" if kind in OWN_LINKS else self.device == 0
+        return {self.builder.add_resource(d.capacity, d.resource): d.amount / units for d in demands}

@@ -25,9 +25,9 @@ class PublishedPrices(PriceBook):
     def collective_seconds(self, kind, size_bytes):
         return tau_s(np.asarray(size_bytes, float) / 2)
 
-    def collective(self, op: CollectiveOp) -> Cost:
+    def collective(self, op: CollectiveOp, device: int = 0) -> Cost:
         seconds = float(tau_s(np.array([op.size_bytes / 2]))[0])
-        return replace(super().collective(op), duration_s=seconds)
+        return replace(super().collective(op, device), duration_s=seconds)
 
     @property
     def signal_wait_s(self) -> float:
