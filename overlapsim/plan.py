@@ -72,6 +72,7 @@ class OperatorInputs:
     tile : (BM, BN) or (BM, BN, BK) the kernel times belong to, or None
     comm_sms : SMs the collective holds, or None for the cluster's
     contention : False leaves HBM and link sharing out
+    rank_rows : rows of C on each rank where an all_to_all's routing is unbalanced; empty where all have m
     """
 
     cluster: str
@@ -90,6 +91,7 @@ class OperatorInputs:
     tile: tuple[int, ...] | None = None
     comm_sms: int | None = None
     contention: bool = True
+    rank_rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import click
 from overlapsim import __version__
 from overlapsim.cli.operator_view import result_json, result_table
 from overlapsim.cli.options import check_targets, kernel_times, positive_time_s
+from overlapsim.cli.options import rank_rows as parse_rank_rows
 from overlapsim.cli.options import tile as parse_tile
 from overlapsim.cli.output import print_json
 from overlapsim.hardware.curves import read_curve
@@ -40,6 +41,12 @@ from overlapsim.workload.operators import COLLECTIVES
 )
 @click.option("--comm-sms", type=int, help="SMs the collective holds (default: the cluster's).")
 @click.option("--curve", type=click.Path(path_type=Path), help="CSV `size_bytes,time_s` of the collective.")
+@click.option(
+    "--rank-rows",
+    type=parse_rank_rows,
+    metavar="M0,M1,..",
+    help="Rows on each rank of an unbalanced all_to_all; the largest is --m.",
+)
 @click.option("--strategy", "strategies", multiple=True, help="Consider only these (serial always; repeatable).")
 @click.option("--no-contention", is_flag=True, help="Leave HBM and link sharing out.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
@@ -61,6 +68,7 @@ def command(
     tile: tuple[int, ...] | None,
     comm_sms: int | None,
     curve: Path | None,
+    rank_rows: tuple[int, ...] | None,
     strategies: tuple[str, ...],
     no_contention: bool,
     as_json: bool,
@@ -95,6 +103,7 @@ def command(
         tile=tile,
         comm_sms=comm_sms,
         contention=not no_contention,
+        rank_rows=rank_rows or (),
     )
     chosen = tuple(s for s in load_strategies(strategies) if s.overlaps)
     baselines = tuple(s for s in load_strategies() if not s.overlaps)

@@ -26,6 +26,20 @@ def tile(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
+def rank_rows(text: str) -> tuple[int, ...]:
+    """Parse rows of each rank such as ``11264,8192,8192,4096``.
+
+    Raises
+    ------
+    UsageError
+        If an entry is not a whole number of at least 1.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
+        raise UsageError(f"rank rows are {text!r}; expected whole numbers of at least 1 such as 11264,8192")
+    return tuple(int(part) for part in parts)
+
+
 def positive_time_s(text: str) -> float:
     """Seconds of `text`, refusing zero, negative and non-finite times.
 

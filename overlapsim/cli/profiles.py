@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
 from overlapsim.cli.output import print_json
+from overlapsim.errors import ProfileError, UsageError
 from overlapsim.hardware.check import contradictions, gaps
-from overlapsim.hardware.loading import list_profiles, load_cluster
-from overlapsim.hardware.profile import Cluster, CurveKey, Sources
+from overlapsim.hardware.levels import levels
+from overlapsim.hardware.loading import list_profiles, load_cluster, nearest_cluster, parse_cluster
+from overlapsim.hardware.profile import Cluster, CurveKey, Fit, Sources
+from overlapsim.hardware.seed import profile_text, seed_profile
+from overlapsim.hardware.topo_matrix import read_topo_matrix
+from overlapsim.report.files import write_text
 from overlapsim.units import format_bandwidth, format_bytes, format_rate, format_time
 
 
 @click.group("profiles")
 def command() -> None:
-    """List, show and check hardware profiles."""
+    """List, show, check and seed hardware profiles."""
 
 
 @command.command("list")
@@ -30,17 +36,20 @@ def list_(as_json: bool) -> None:
         return
     for row in rows:
         click.echo(
-            f"{row['name']:16} {row['num_devices']} x {row['device']:18} {row['scale_up']:12}"
-            f" measured curves: {row['num_curves']}{'' if row['calibrated'] else ', not calibrated'}"
+            f"{row['name']:19} {row['num_devices']:3} x {row['device']:20} {row['scale_up']:12}"
+            f" measured curves: {row['num_curves']}, fits: {len(row['fits'])}"
+            f"{'' if row['calibrated'] else ', not calibrated'}"
         )
 
 
 @command.command("show")
 @click.argument("cluster")
+@click.option("--nodes", type=int, help="Number of nodes, instead of the profile's.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def show(cluster: str, as_json: bool) -> None:
+def show(cluster: str, nodes: int | None, as_json: bool) -> None:
     """Print every number of CLUSTER with its layer, source code and trust (codes: hwprofiles/SOURCES.md)."""
     machine = load_cluster(cluster)
+    machine = machine if nodes is None else machine.with_nodes(nodes)
     if as_json:
         print_json(
             {
@@ -50,20 +59,57 @@ def show(cluster: str, as_json: bool) -> None:
                     {"part": part, "name": name, "value": value, **source}
                     for part, name, value, source in _rows(machine)
                 ],
+                "levels": [asdict(level) for level in levels(machine)],
                 "curves": [_curve(machine, key) for key in machine.curves],
+                "fits": [asdict(fit) for fit in _fits(machine).values()],
             }
         )
         return
     click.echo(f"{machine.name}: {machine.num_devices} x {machine.device.name}, {machine.node.scale_up}")
     for part, name, value, source in _rows(machine):
+        if value == ():
+            continue
         told = f"{source['layer']}, {source['reference']}, {source['trust']}" if source else "-"
         click.echo(f"  {part:8} {name:34} {_for_people(name, value):>22}  {told}")
+    for level in levels(machine):
+        click.echo(
+            f"  level    {level.name}: groups of {level.ranks}, "
+            f"{format_bandwidth(level.bandwidth_bytes_per_s)} a GPU and direction, hop {format_time(level.latency_s)}"
+        )
+    for name, fit in _fits(machine).items():
+        origin = fit.source
+        click.echo(f"  fit      {name}: {fit.num_points} points, {origin.layer}, {origin.reference}, {origin.trust}")
     for key in machine.curves:
         curve = _curve(machine, key)
         click.echo(
             f"  curve    {key.collective} over {key.ranks} ranks on {key.nodes} node(s): {curve['num_points']} points, "
             f"{format_bytes(curve['smallest_bytes'])} to {format_bytes(curve['largest_bytes'])}, {curve['reference']}"
         )
+
+
+@command.command("seed")
+@click.argument("topo", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--device", required=True, help="GPU that is built in: the name or file of a device profile.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="YAML file; stdout without it.")
+def seed(topo: Path, device: str, output: Path | None) -> None:
+    """Write a cluster profile from TOPO, the output of `nvidia-smi topo -m`, and the nearest bundled machine."""
+    if output is not None and output.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"output is {str(output)!r}; expected a name that ends in .yaml or .yml")
+    try:
+        text = topo.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ProfileError(f"{topo.name} is not UTF-8 text; expected the output of nvidia-smi topo -m") from None
+    profile, remarks = seed_profile(read_topo_matrix(text, topo.name), nearest_cluster(device), topo.name)
+    written = profile_text(profile, remarks)
+    # Built before it is written: what is on disk can be used.
+    machine = parse_cluster(output.stem if output else "seeded", written)
+    if output is None:
+        click.echo(written, nl=False)
+        return
+    write_text(output, written)
+    click.echo(f"{output}: {machine.num_devices} x {machine.device.name}, {machine.node.scale_up}")
+    for remark in remarks:
+        click.echo(f"note: {remark}")
 
 
 @command.command("check")
@@ -91,9 +137,15 @@ def _summary(cluster: Cluster) -> dict[str, Any]:
         "device": cluster.device.name,
         "num_devices": cluster.num_devices,
         "scale_up": cluster.node.scale_up,
+        "fabric": cluster.fabric.name if cluster.fabric else None,
         "num_curves": len(cluster.curves),
+        "fits": sorted(_fits(cluster)),
         "calibrated": cluster.calibrated,
     }
+
+
+def _fits(cluster: Cluster) -> dict[str, Fit]:
+    return {**cluster.device.fits, **cluster.fits}
 
 
 def _curve(cluster: Cluster, key: CurveKey) -> dict[str, Any]:
@@ -111,9 +163,10 @@ def _rows(cluster: Cluster) -> Iterator[tuple[str, str, Any, dict[str, str]]]:
     parts: tuple[tuple[str, Any, Sources], ...] = (
         ("device", cluster.device, cluster.device.sources),
         ("node", cluster.node, cluster.node.sources),
+        *((("fabric", cluster.fabric, cluster.fabric.sources),) if cluster.fabric else ()),
         ("cluster", cluster, cluster.sources),
     )
-    skipped = {"name", "sources", "device", "node", "curves", "calibrated", "digest"}
+    skipped = {"name", "sources", "device", "node", "fabric", "curves", "calibrated", "digest", "fits"}
     for part, spec, sources in parts:
         for name, value in _values(spec, "", skipped):
             source = sources.get(name)
@@ -140,7 +193,7 @@ def _values(spec: Any, prefix: str, skipped: set[str]) -> Iterator[tuple[str, An
 
 def _for_people(name: str, value: Any) -> str:
     if not isinstance(value, float):
-        return str(value) if len(str(value)) <= 40 else f"{len(value)} entries"
+        return str(value) if len(str(value)) <= 40 or isinstance(value, str) else f"{len(value)} entries"
     for suffix, text in (
         ("_bytes_per_s", format_bandwidth),
         ("_bytes", format_bytes),

@@ -54,7 +54,7 @@ def context_from(inputs: OperatorInputs, cluster: Cluster) -> Context:
         tile=inputs.tile,
         collective_sms=inputs.comm_sms,
     )
-    return Context(gemm_then_collective(gemm, kind, inputs.ranks), prices)
+    return Context(gemm_then_collective(gemm, kind, inputs.ranks, inputs.rank_rows), prices)
 
 
 def to_plan(result: OperatorResult, inputs: OperatorInputs, provenance: Mapping[str, str]) -> Plan:

@@ -51,12 +51,6 @@ def checked_groups(parameters: Mapping[str, Any], kernel: GemmCost) -> tuple[int
     return groups
 
 
-def scaled_groups(groups: tuple[int, ...], tiles: int) -> tuple[int, ...]:
-    """Scale the groups of one rank to another's tiles: the same number of groups, some of them perhaps empty."""
-    ends = np.cumsum(groups)
-    return tuple(int(x) for x in np.diff(np.ceil(ends * (tiles / ends[-1])).astype(np.int64), prepend=0))
-
-
 def effective_sms(prices: PriceBook, kernel: GemmCost, collective: CollectiveOp, mode: str) -> int:
     """SMs that the GEMM has on average while waves are signalled.
 

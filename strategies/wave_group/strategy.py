@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-from overlapsim.strategies.wave_group.groups import checked_groups, group_bytes, partitions, scaled_groups
+from overlapsim.strategies.wave_group.groups import checked_groups, group_bytes, partitions
 
 from overlapsim.cost.gemm import GemmCost
 from overlapsim.plan import Finding
 from overlapsim.schedule.builder import ProgramBuilder
-from overlapsim.schedule.reorder import MAP_KINDS, collective_map, map_settings
+from overlapsim.schedule.reorder import MAP_KINDS, collective_map, even_counts, map_settings, scale_groups
 from overlapsim.strategy.base import (
     YES,
     Applicability,
@@ -90,7 +90,7 @@ class WaveGroup(Strategy):
         for device, rows in enumerate(collective.rank_rows or (gemm.m,)):
             local = replace(gemm, m=rows)
             kernel = prices.kernel_gemm(local, self.name, tuple(parameters["tile"]))
-            own = groups if rows == gemm.m else scaled_groups(groups, kernel.grid.num_tiles)
+            own = groups if rows == gemm.m else scale_groups(groups, kernel.grid.num_tiles)
             self._add_rank(Gpu(builder, prices, device), local, collective, kernel, own, parameters)
 
     def settings(self, context: Context, parameters: Parameters) -> Mapping[str, Any]:
@@ -100,6 +100,16 @@ class WaveGroup(Strategy):
         groups = checked_groups(parameters, kernel)
         reserve = parameters["sms"] == "reserve" and len(groups) > 1
         bm, bn, bk = kernel.tile
+        # Destinations are known at run time only; the plan's map spreads every rank's rows evenly.
+        rows = [even_counts(count, collective.ranks)[0] for count in collective.rank_rows]
+        reorder = collective_map(
+            collective.kind,
+            kernel.grid,
+            groups,
+            ranks=collective.ranks,
+            swizzle=parameters["swizzle"],
+            counts=rows or None,
+        )
         return {
             "collective": collective.kind,
             "ranks": collective.ranks,
@@ -116,11 +126,7 @@ class WaveGroup(Strategy):
             "group_tiles": list(groups),
             "sm_reserve": context.prices.comm_sms(collective.kind) if reserve else 0,
             "comm_stream_priority": COMM_PRIORITY,
-            **map_settings(
-                collective_map(
-                    collective.kind, kernel.grid, groups, ranks=collective.ranks, swizzle=parameters["swizzle"]
-                )
-            ),
+            **map_settings(reorder),
         }
 
     def findings(self, context: Context, parameters: Parameters) -> tuple[Finding, ...]:
