@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from overlapsim.cost.base import hbm_rate
 from overlapsim.cost.collective import CollectiveModel
 from overlapsim.cost.curve import Curve
 from overlapsim.cost.gemm import gemm_cost, lower_bound_s, template_gemm_cost
@@ -40,7 +41,12 @@ def codes(findings):
 
 def test_without_measurements_prices_are_the_models():
     assert BARE.vendor_gemm(OP) == gemm_cost(OP, A100)
-    assert BARE.kernel_gemm(OP, "wave_group", (128, 256)) == template_gemm_cost(OP, A100, tile=(128, 256))
+    # A signalled kernel: the vendor's time on the fastest tile, the slowdown, and the store of every wave on top.
+    kernel, model = BARE.kernel_gemm(OP, "wave_group"), template_gemm_cost(OP, A100)
+    store_s = BARE.overlap.epilogue_factor * 108 * kernel.grid.bm * kernel.grid.bn * 2 / hbm_rate(A100)
+    expected_s = gemm_cost(OP, A100).duration_s * A100.kernels.template_slowdown + kernel.waves * store_s
+    assert kernel.tile == model.tile
+    assert kernel.duration_s == pytest.approx(expected_s)
     assert BARE.collective(CollectiveOp("all_reduce", MIB, 8)).source.layer == "prior"
     assert BARE.comm_sms("all_reduce") == 16
     assert BARE.signal_wait_s == 2e-6
@@ -63,9 +69,12 @@ def test_names_do_not_decide_what_was_measured():
 def test_other_shapes_and_tiles_are_scaled_by_the_measured_ratio():
     ratio = 2.04e-3 / gemm_cost(OP, A100).duration_s
     assert MEASURED.vendor_gemm(CHUNK).duration_s == pytest.approx(gemm_cost(CHUNK, A100).duration_s * ratio)
-    # A strategy that was not measured: the vendor's ratio and the slowdown.
+    # A strategy that was not measured: the vendor's time, longer by the model's ratio of the tiles, plus the stores.
     other = MEASURED.kernel_gemm(OP, "other", (128, 128))
-    assert other.duration_s == pytest.approx(template_gemm_cost(OP, A100, tile=(128, 128)).duration_s * ratio)
+    times = [template_gemm_cost(OP, A100, tile=tile).duration_s for tile in ((128, 128), (256, 128))]
+    store_s = MEASURED.overlap.epilogue_factor * 108 * 128 * 128 * 2 / hbm_rate(A100)
+    expected_s = 2.04e-3 * A100.kernels.template_slowdown * times[0] / times[1] + other.waves * store_s
+    assert other.duration_s == pytest.approx(expected_s)
     # The measured strategy on another tile: its own ratio.
     ratio = 2.361e-3 / template_gemm_cost(OP, A100, tile=(256, 128)).duration_s
     tile = MEASURED.kernel_gemm(OP, "wave_group", (128, 128))

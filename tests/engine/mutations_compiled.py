@@ -208,45 +208,51 @@ _SPEEDS = (
 _PACK = (
     (
         "3.5 full = demand * 1e12 / T",
-        "program.demand_amount[finite] * 1e12 / runner[runner_of, at.UNIT_TIME].astype(np.float64)",
-        "program.demand_amount[finite] / runner[runner_of, at.UNIT_TIME].astype(np.float64) * 1e12",
+        "demand_amount[j] * 1e12 / float(runner[k, at.UNIT_TIME])",
+        "demand_amount[j] / float(runner[k, at.UNIT_TIME]) * 1e12",
     ),
+    ("3.5 full is per chunk time", "/ float(runner[k, at.UNIT_TIME])", "/ float(unit_ps[i])"),
     (
-        "3.5 full is per chunk time",
-        "/ runner[runner_of, at.UNIT_TIME].astype(np.float64)",
-        "/ program.unit_ps[owner[finite]].astype(np.float64)",
+        "3.4 the largest unit_ps sets the pace",
+        "max(runner[k, at.UNIT_TIME], unit_ps[i])",
+        "min(runner[k, at.UNIT_TIME] or unit_ps[i], unit_ps[i])",
     ),
-    ("3.4 the largest unit_ps sets the pace", "np.maximum.reduceat(", "np.minimum.reduceat("),
-    (
-        "3.3 persistent CTAs stay",
-        "table[:, at.WORKERS] = np.where(program.persistent[lead],",
-        "table[:, at.WORKERS] = np.where(False,",
-    ),
-    (
-        "3.3 priority",
-        "np.unique(-program.stream_priority, return_inverse=True)",
-        "np.unique(program.stream_priority, return_inverse=True)",
-    ),
+    ("3.3 persistent CTAs stay", "= min(sm[i], units[i]) if persistent[i] else 0", "= 0"),
+    ("3.3 priority", "= num_ranks - 1 - rank[stream[i]]", "= rank[stream[i]]"),
     (
         "3.1 -1 edges hold a task back",
-        "1 + behind_stream + behind_queue + waits",
-        "1 + behind_stream + behind_queue + np.minimum(waits, 1)",
+        "            first += 1\n            task[i, at.BLOCKERS] += 1",
+        "            task[i, at.BLOCKERS] += 1 if first == entering_ptr[i] else 0\n            first += 1",
     ),
     (
-        "3.5 derate caps BLOCKS only",
-        "np.where(is_blocks, program.pool_derate[program.pool[lead]], 1.0)",
-        "program.pool_derate[program.pool[lead]]",
-    ),
-    (
-        "4 a derating group shares, whatever it demands",
-        "runner[_derating_groups(program, task_runner), at.SHARES] = 1",
+        "3.1 a task waits for the one before it in its stream",
+        "task[before, at.STREAM_NEXT] = i\n            task[i, at.BLOCKERS] += 1",
         "pass",
     ),
     (
-        "3.5 a group counts as its lowest member",
-        "first = program.group_members.index[program.group_members.ptr[:-1]]",
-        "first = program.group_members.index[program.group_members.ptr[1:] - 1]",
+        "3.1 a task waits for the one before it in its queue",
+        "task[before, at.QUEUE_NEXT] = i\n            task[i, at.BLOCKERS] += 1",
+        "pass",
     ),
+    (
+        "3.5 derate caps BLOCKS only",
+        "pool_derate[pool_of[i]] if kind[i] == BLOCKS else 1.0",
+        "pool_derate[pool_of[i]]",
+    ),
+    (
+        "4 a derating group shares, whatever it demands",
+        "runner[k, at.SHARES] = 1  # its moving",
+        "pass  # its moving",
+    ),
+    (
+        "3.5 a group counts as its lowest member",
+        "runner[k, at.MEMBERS] += 1",
+        "runner[k, at.MEMBERS] += 1\n            runner[k, at.LEAD] = i",
+    ),
+)
+
+_ORDER = (
+    ("1 progress opens edges by rising src_units", "return value[a] < value[b] or", "return value[a] > value[b] or"),
 )
 
 MUTATIONS = (
@@ -255,6 +261,7 @@ MUTATIONS = (
     *(Mutation(rule, "kernel_share.py", old, new) for rule, old, new in _SHARE),
     *(Mutation(rule, "kernel_speeds.py", old, new) for rule, old, new in _SPEEDS),
     *(Mutation(rule, "kernel_pack.py", old, new) for rule, old, new in _PACK),
+    *(Mutation(rule, "kernel_order.py", old, new) for rule, old, new in _ORDER),
     Mutation(
         "3.5 contention off", "compiled.py", "contention = contention and tables.shares", "contention = tables.shares"
     ),

@@ -48,7 +48,7 @@ def test_a_quantity_is_replaced_whole(write: Write) -> None:
 
 def test_flat_folder_with_parts_of_one_name(write: Write, tmp_path: Path) -> None:
     """Cluster `mine`, node and table lie side by side; the device is bundled."""
-    write("mine.yaml", "kind: cluster\nextends: a800-sxm8\nnode: box\ncurves:\n  all_reduce/4: {file: ar.csv}\n")
+    write("mine.yaml", "kind: cluster\nextends: a800-sxm8\nnode: box\ncurves:\n  all_to_all/4: {file: ar.csv}\n")
     write("box.yaml", "kind: node\nextends: a800-sxm8\nnvlink_bandwidth: 100 GB/s\n")
     write("ar.csv", "size_bytes,time_s\n1048576,1e-4\n")
     for target in (tmp_path, tmp_path / "mine.yaml"):
@@ -56,8 +56,8 @@ def test_flat_folder_with_parts_of_one_name(write: Write, tmp_path: Path) -> Non
         assert cluster.name == "mine"
         assert cluster.node.nvlink_bandwidth_bytes_per_s == 100e9
         assert cluster.device == load_device("a800-sxm4-80gb")
-        assert set(cluster.curves) == {CurveKey("all_reduce", 2), CurveKey("all_reduce", 4)}
-        assert cluster.curves[CurveKey("all_reduce", 4)].source.reference == "mine.yaml"
+        assert set(cluster.curves) == {*load_cluster("a800-sxm8").curves, CurveKey("all_to_all", 4)}
+        assert cluster.curves[CurveKey("all_to_all", 4)].source.reference == "mine.yaml"
 
 
 def test_folder_laid_out_like_the_bundled(write: Write, tmp_path: Path) -> None:

@@ -78,7 +78,6 @@ def test_any_shape_is_answered_within_bounds(cluster: str, ranks: int, m: int, n
         assert entry.prediction.low_s <= entry.prediction.value_s <= entry.prediction.high_s
         assert entry.prediction.value_s >= result.lower_bound_s
         assert entry.speedup_low <= entry.speedup <= entry.speedup_high
-        assert entry.speedup <= result.ceiling * (1 + 1e-9)
     assert result.best.prediction.value_s <= result.serial.prediction.value_s
     assert (result.cause == "none") == (result.verdict == "overlap") or result.verdict == "tie"
 

@@ -154,7 +154,7 @@ def test_refuses_a_lag_that_is_no_integer() -> None:
     for _ in range(2):
         b.add_blocks(stream=b.add_stream(), pool=gpu, units=1, unit_ps=1, sm=1)
     b.add_edge(0, 1, lag_ps=1e-6)  # type: ignore[arg-type]
-    with pytest.raises(ProgramError, match="edge must be integers"):
+    with pytest.raises(ProgramError, match="edge lag_ps must be integers"):
         b.freeze()
 
 
