@@ -29,6 +29,8 @@ WORTH_RUNNING: Final = 1.05
 RUNS: Final = 12
 """Candidates of one strategy that the engine runs."""
 NEARLY_FREE: Final = 1e-6
+LITTLE_TO_GAIN: Final = 1.05
+"""Below this ceiling a gain within the tie margin is no tie: the rest is not worth another kernel or stream."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class OperatorResult:
     Attributes
     ----------
     results : one per strategy asked, in order
-    serial, best : the baseline, and the fastest of all (the baseline itself where nothing is faster)
+    serial, best : the baseline, and what to run: the baseline where the verdict is serial, else the fastest
     ceiling : serial time over the larger of compute and communication, with the best kernels as priced
     cause : why overlap does not pay, "none" where it does
     """
@@ -159,7 +161,9 @@ def plan_operator(
             assert result.best.predicted_s >= bound * (1 - 1e-9), (result.strategy.name, result.best, bound)
     ceiling = _time(serial) / max(_compute_and_communication(context))
     overlapping = [r for r in results if r.strategy.overlaps]
-    verdict = _verdict(best, overlapping)
+    verdict = _verdict(best, overlapping, ceiling)
+    if verdict == "serial":
+        best = serial
     cause = _cause(verdict, ceiling, context, overlapping, contention, runs)
     findings = dict.fromkeys((*context.prices.findings, *(f for r in results for f in r.findings)))
     return OperatorResult(context, tuple(results), serial, best, bound, ceiling, verdict, cause, tuple(findings))
@@ -264,9 +268,9 @@ def _compute_and_communication(context: Context) -> tuple[float, float]:
     return compute, sum(context.prices.collective(op).duration_s for op in context.graph.of_type(CollectiveOp))
 
 
-def _verdict(best: StrategyResult, overlapping: Sequence[StrategyResult]) -> Verdict:
+def _verdict(best: StrategyResult, overlapping: Sequence[StrategyResult], ceiling: float) -> Verdict:
     runner = min((r for r in overlapping if r.best is not None), key=_time, default=None)
-    if runner is None:
+    if runner is None or (runner.speedup < 1 + TIE_MARGIN and ceiling < LITTLE_TO_GAIN):
         return "serial"
     if abs(runner.speedup - 1) < TIE_MARGIN or runner.speedup_low <= 1 <= runner.speedup_high:
         return "tie"
