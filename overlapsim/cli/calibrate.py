@@ -15,6 +15,7 @@ from overlapsim.calibration.report import report_of
 from overlapsim.cli.measured import hints_of, measured_options, progress_line, read_files, show_findings
 from overlapsim.cli.output import print_json
 from overlapsim.hardware.loading import load_cluster
+from overlapsim.plan import Finding
 from overlapsim.units import format_bandwidth, format_time
 
 
@@ -45,18 +46,26 @@ def command(
     base = load_cluster(cluster)
     tell = progress_line(time.monotonic())
     readings = read_files(files, hints, tell)
-    findings = [finding for reading in readings for finding in reading.findings]
+    told = [finding for reading in readings for finding in reading.findings]
+    # File names may hold host names; the profile is to be passed on.
+    kept = [Finding(finding.code, _unnamed(finding.message, files)) for finding in told]
     records = [record for reading in readings for record in reading.records]
     header = next((reading.header for reading in readings if reading.header.device), readings[0].header)
-    result = calibrate(records, base, cluster, header=header, findings=findings, progress=tell)
+    result = calibrate(records, base, cluster, header=header, findings=kept, progress=tell)
     profile = write_profile(result, output)
     tell(f"written to {profile}")
     if as_json:
         print_json({"profile": str(profile), **report_of(result)})
         return
     _tables(result)
-    show_findings(result.findings)
+    show_findings((*told, *result.findings[len(kept) :]))
     click.echo(f"profile written to {profile}; use it as --cluster {output}")
+
+
+def _unnamed(message: str, files: tuple[Path, ...]) -> str:
+    for number, file in enumerate(files, start=1):
+        message = message.replace(file.name, f"input {number}")
+    return message
 
 
 def _tables(result: Calibration) -> None:

@@ -15,6 +15,7 @@ from overlapsim.errors import OverlapSimError
 # Name -> (module, one line of help): `--help` must import none of them.
 COMMANDS: Final = {
     "operator": ("overlapsim.cli.operator", "Plan how one GEMM overlaps with its collective."),
+    "crossover": ("overlapsim.cli.crossover", "Find the row count from which overlap pays."),
     "trace": ("overlapsim.cli.trace", "Simulate a plan file again; write its trace or plot."),
     "accuracy": ("overlapsim.cli.accuracy", "Score predictions against measurements, by group and regime."),
     "profiles": ("overlapsim.cli.profiles", "List, show and check hardware profiles."),

@@ -26,6 +26,34 @@ def tile(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
+def dimensions(text: str) -> tuple[int, ...]:
+    """Parse ``256:65536`` (every half power of two between, ends included) or ``512,1024,3000``.
+
+    Raises
+    ------
+    UsageError
+        If the text is neither, or a size is below 1.
+
+    Examples
+    --------
+    >>> dimensions("256:1024")
+    (256, 362, 512, 724, 1024)
+    """
+    expected = "expected FROM:TO such as 256:65536, or a list such as 512,1024"
+    parts = text.split(":" if ":" in text else ",")
+    if not all(part.strip().isdecimal() and int(part) >= 1 for part in parts) or (":" in text and len(parts) != 2):
+        raise UsageError(f"sizes are {text!r}; {expected}, each at least 1")
+    sizes = [int(part) for part in parts]
+    if ":" not in text:
+        return tuple(sizes)
+    low, high = sizes
+    if low > high:
+        raise UsageError(f"sizes are {text!r}, falling; {expected}")
+    steps = math.floor(2 * math.log2(high / low) + 1e-9)
+    between = {round(low * 2 ** (step / 2)) for step in range(steps + 1)}
+    return tuple(sorted(between | {high}))
+
+
 def rank_rows(text: str) -> tuple[int, ...]:
     """Parse rows of each rank such as ``11264,8192,8192,4096``.
 
