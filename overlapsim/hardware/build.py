@@ -195,21 +195,22 @@ class Builder:
         """Fits of every file of the chain, base first: those beside it by name, then those it lists."""
         found: dict[str, Fit] = {}
         for document in reader.chain:
-            for entry in self._library.fits(document):
-                self._add_fits(reader, found, entry, document.name)
             files = document.data.get("fits", [])
             if files is None:
                 # As everywhere in a profile, null takes away what the base had.
                 found.clear()
-            elif not isinstance(files, list) or not all(isinstance(file, str) for file in files):
+                files = []
+            for entry in self._library.fits(document):
+                self._add_fits(reader, found, entry, document.name)
+            if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
                 reader.problem(f"fits is {files!r}; expected a list of files")
-            else:
-                for file in files:
-                    listed = self._library.fit(file)
-                    if listed is None:
-                        reader.problem(f"fit {file} is not beside the profile nor in a fits folder")
-                    else:
-                        self._add_fits(reader, found, listed, None)
+                continue
+            for file in files:
+                listed = self._library.fit(file)
+                if listed is None:
+                    reader.problem(f"fit {file} is not beside the profile nor in a fits folder")
+                else:
+                    self._add_fits(reader, found, listed, None)
         return found
 
     def _add_fits(self, reader: Reader, found: dict[str, Fit], document: Document, of: str | None) -> None:

@@ -9,18 +9,42 @@ from overlapsim.hardware.bounds import wire_lower_bound_s
 from overlapsim.hardware.profile import Cluster, DeviceSpec, Sources
 from overlapsim.units import format_bandwidth, format_bytes, format_time
 
-# Dense bf16 FLOP per clock and SM: the vendor's peak over SMs and boost clock (hwprofiles/SOURCES.md, A H W4).
-FLOP_PER_CLOCK_SM: Final[Mapping[str, float]] = {"ampere": 2048, "hopper": 4096, "ada": 512, "blackwell": 8192}
-# Rate over bf16's by dtype and accumulate type. Ada doubles with fp16 accumulate on consumer boards, and its
-# workstation boards run at that rate throughout.
-_RATE: Final[Mapping[str, float]] = {"tf32": 0.5, "fp16": 1, "bf16": 1, "fp8": 2, "int8": 2}
-_DOUBLED: Final = frozenset({"ada"})
+# Dense FLOP per clock and SM in bf16 (fp16 where there is no bf16) of each architecture: the vendor's peak over SMs
+# and boost clock (hwprofiles/SOURCES.md, PEAK-SHARE); parts that are cut have a `tensor_share`.
+FLOP_PER_CLOCK_SM: Final[Mapping[str, float]] = {
+    "volta": 1024,
+    "ampere": 2048,
+    "ada": 1024,
+    "hopper": 4096,
+    "blackwell": 8192,
+    "blackwell_ultra": 8192,
+    "blackwell_gb202": 1024,
+    "cdna2": 1024,
+    "cdna3": 2048,
+    "cdna4": 4096,
+    "tpu_v5": 131072,
+}
+# Rate over bf16's by dtype. What does not accumulate in fp32 is not cut on consumer parts.
+_RATE: Final[Mapping[str, float]] = {"tf32": 0.5, "fp16": 1, "bf16": 1, "fp8": 2, "int8": 2, "fp4": 4}
+_ULTRA_FP4: Final = 6.7
 # Boards clock a little apart from the sheet; a sparsity figure is twice too high.
 PEAK_SLACK: Final = 1.25
 # Dense bf16 FLOP per byte of HBM: 37 on an H20, 295 on an H100. Outside, a rate has a wrong prefix or factor.
 BALANCE: Final = (15.0, 800.0)
+# A copy over PCIe reaches less than the wire: a 100 Gb/s NIC belongs in an x16 port of generation 3 (12 GB/s).
+NIC_SLACK: Final = 1.1
 # Repeats of one case differ by a few percent.
 CURVE_SLACK: Final = 0.97
+# One kernel and one fit serve both 16-bit types.
+GEMM_TWINS: Final = (("bf16", "fp16"), ("fp8",))
+FALLBACKS: Final[Mapping[str, str]] = {
+    "gemm": "priced by tiles and waves with the profile's efficiencies; no residual layer",
+    "attention": "priced by a roofline with prior efficiencies",
+    "memory": "norms, activations and copies are priced by hbm_efficiency and a prior launch floor",
+    "collective": "rank counts and algorithms without a curve are priced by base, hop and wire bytes of a ring",
+    "overlap": "what a kernel and a collective cost each other is a prior of another machine",
+}
+"""What is done without a fit of a family."""
 MAIN_COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -53,11 +77,39 @@ def gaps(cluster: Cluster) -> list[str]:
         elif missing := [n for n in (2, 4, 8) if n <= cluster.node.num_devices and n not in ranks]:
             counts = ", ".join(map(str, missing))
             found.append(f"no measured curve of {collective} at {counts} ranks: priced by latency and wire bytes")
-    parts = (("", cluster.sources), ("node.", cluster.node.sources), ("device.", cluster.device.sources))
+    if cluster.node.num_nics and not any(key.nodes > 1 for key in cluster.curves):
+        found.append("no measured curve across nodes: priced by hop and wire bytes, which ranges mark as prior")
+    found += _missing_fits(cluster)
+    fabric = cluster.fabric.sources if cluster.fabric else {}
+    parts = (
+        ("", cluster.sources),
+        ("fabric.", fabric),
+        ("node.", cluster.node.sources),
+        ("device.", cluster.device.sources),
+    )
     weak = sorted(prefix + name for prefix, sources in parts for name in _weak(sources))
     if weak:
         found.append(f"{len(weak)} numbers of low trust, measure or replace them: {', '.join(weak)}")
     return found
+
+
+def _missing_fits(cluster: Cluster) -> Iterator[str]:
+    """What each family of cost models falls back to without constants fitted on this machine."""
+    fits, device = {**cluster.device.fits, **cluster.fits}, cluster.device
+    fitted = {dtype for twins in GEMM_TWINS if any(f"gemm.{twin}" in fits for twin in twins) for dtype in twins}
+    known = (dtype for twins in GEMM_TWINS for dtype in twins)
+    unfitted = [dtype for dtype in known if dtype in device.peak_flop_per_s and dtype not in fitted]
+    if unfitted:
+        yield f"no gemm fit of {', '.join(unfitted)}: {FALLBACKS['gemm']}"
+    families = {name.partition(".")[0] for name in fits}
+    for family, fallback in FALLBACKS.items():
+        if family != "gemm" and family not in families:
+            yield f"no {family} fit: {fallback}"
+    sisters = sorted(
+        name for name, fit in fits.items() if fit.num_points == 0 or fit.source.layer in ("derived", "prior")
+    )
+    if sisters:
+        yield f"{len(sisters)} fits taken over from a sister or judged, ranges are wider: {', '.join(sisters)}"
 
 
 def _weak(sources: Sources) -> list[str]:
@@ -73,8 +125,9 @@ def _device(device: DeviceSpec) -> Iterator[str]:
             dtype, _, accumulate = key.partition(":")
             if dtype not in _RATE:
                 continue
-            doubled = 2 if accumulate == "fp16" and device.architecture in _DOUBLED else 1
-            dense = device.num_sms * device.boost_clock_hz * per_clock * _RATE[dtype] * doubled
+            share = 1.0 if accumulate == "fp16" or dtype == "fp4" else device.tensor_share
+            ratio = _ULTRA_FP4 if (dtype, device.architecture) == ("fp4", "blackwell_ultra") else _RATE[dtype]
+            dense = device.num_sms * device.boost_clock_hz * per_clock * ratio * share
             if rate > PEAK_SLACK * dense:
                 yield (
                     f"peak_flop.{key} of {device.name} is {rate / 1e12:.4g} TFLOP/s, {rate / dense:.2f} times "
@@ -101,7 +154,7 @@ def _links(cluster: Cluster) -> Iterator[str]:
             yield f"{name} of {format_bandwidth(rate)} is above HBM's {format_bandwidth(hbm)}: check its unit"
     if node.nvlink_bandwidth_bytes_per_s and node.nvlink_bandwidth_bytes_per_s < node.pcie_bandwidth_bytes_per_s:
         yield "nvlink_bandwidth is below pcie_bandwidth: check its unit"
-    if node.nic_bandwidth_bytes_per_s > inner:
+    if node.nic_bandwidth_bytes_per_s > NIC_SLACK * inner:
         yield f"nic_bandwidth of {format_bandwidth(node.nic_bandwidth_bytes_per_s)} a NIC is above a GPU's own link"
 
 

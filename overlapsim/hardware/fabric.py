@@ -41,7 +41,7 @@ def nic_of(node: NodeSpec, local: int) -> int:
 
 def nic_home(node: NodeSpec, nic: int) -> int:
     """The first device that a NIC link serves: the one whose PCIe switch it shares."""
-    return next(local for local in range(node.num_devices) if nic_of(node, local) == nic)
+    return min(node.nic_groups[nic]) if node.nic_groups else -(-nic * node.num_devices // num_nic_links(node))
 
 
 def keeps_rail(cluster: Cluster) -> bool:

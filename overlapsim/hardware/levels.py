@@ -50,8 +50,8 @@ def levels(cluster: Cluster) -> tuple[Level, ...]:
 def _inside(node: NodeSpec) -> Iterator[Level]:
     if node.scale_up != "pcie":
         domain = min(map(len, islands(node, range(node.num_devices))))
-        links = ("nvlink_out", "nvlink_in") if node.scale_up == "nvswitch" else ("nvlink",)
-        yield Level("nvlink", domain, node.nvlink_bandwidth_bytes_per_s, node.nvlink_latency_s, links)
+        nvlink = ("nvlink_out", "nvlink_in") if node.scale_up == "nvswitch" else ("nvlink",)
+        yield Level("nvlink", domain, node.nvlink_bandwidth_bytes_per_s, node.nvlink_latency_s, nvlink)
     group, socket = max(map(len, node.pcie_groups)), max(map(len, node.numa_groups))
     if node.p2p:
         own = ("pcie_up", "pcie_down")

@@ -77,7 +77,8 @@ class Library:
 
     def _fail(self, kind: Kind, name: str) -> Document:
         names = self.names(kind)
-        near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+        begun = [known for known in names if name and known.startswith(name.lower())][:3]
+        near = begun or difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         raise ProfileError(f"{kind} {name!r} is unknown; {hint}there are: {', '.join(names) or 'none'}")
 

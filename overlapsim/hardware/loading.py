@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from overlapsim.errors import ProfileError
 from overlapsim.hardware.build import Builder
-from overlapsim.hardware.documents import Document, Kind
+from overlapsim.hardware.documents import Document, Kind, parse_document
 from overlapsim.hardware.library import Library, bundled, open_document
 from overlapsim.hardware.profile import Cluster, DeviceSpec, NodeSpec
 
@@ -72,6 +72,46 @@ def load_cluster(name_or_path: str, *, search: Sequence[Path] = ()) -> Cluster:
     builder = Builder(library)
     cluster = _checked(builder.cluster(document), builder, document)
     return replace(cluster, digest=builder.hexdigest())
+
+
+def parse_cluster(name: str, text: str, *, search: Sequence[Path] = ()) -> Cluster:
+    """Build a cluster from the text of a profile that is in no file yet; errors as `load_cluster`.
+
+    Parameters
+    ----------
+    name : str
+        What the file will be called, without its suffix.
+    text : str
+        YAML.
+    search : sequence of Path
+        Folders looked in before the bundled profiles.
+    """
+    library = Library((*search, bundled()))
+    document = parse_document(name, f"{name}.yaml", text.encode())
+    builder = Builder(library)
+    cluster = _checked(builder.cluster(document), builder, document)
+    return replace(cluster, digest=builder.hexdigest())
+
+
+def nearest_cluster(device: str, *, search: Sequence[Path] = ()) -> Cluster:
+    """The plainest cluster of a device, by the shortest name: where its own machine is described from.
+
+    Raises
+    ------
+    ProfileError
+        If the device is unknown or no cluster has it.
+
+    Examples
+    --------
+    >>> nearest_cluster("h100-sxm5-80gb").name
+    'h100-sxm8'
+    """
+    wanted = load_device(device, search=search).name
+    clusters = [load_cluster(name, search=search) for name in list_profiles("cluster", search=search)]
+    found = [cluster for cluster in clusters if cluster.device.name == wanted]
+    if not found:
+        raise ProfileError(f"no cluster has device {wanted}; write one by hand as hwprofiles/README.md says")
+    return min(found, key=lambda cluster: (len(cluster.name), cluster.name))
 
 
 def _checked(spec: _Spec | None, builder: Builder, document: Document) -> _Spec:

@@ -32,17 +32,16 @@ def remote_pairs(cluster: Cluster, nodes: Mapping[int, Sequence[int]]) -> Iterat
     for number, devices in nodes.items():
         away = everywhere - rails[number]
         for device in devices:
+            own = away[nic_of(cluster.node, device % per_node)] if keeps else away.total()
             yield PairLoad(ingress(cluster, device), away.total())
-            if not keeps:
-                yield PairLoad(egress(cluster, device), away.total())
-                continue
-            for nic, count in away.items():
-                if nic == nic_of(cluster.node, device % per_node):
-                    yield PairLoad(egress(cluster, device), count)
-                else:
-                    proxy = number * per_node + nic_home(cluster.node, nic)
-                    handed = (f"nvlink_out[{device}]", f"nvlink_in[{proxy}]")
-                    yield PairLoad((*handed, *egress(cluster, proxy)), count)
+            yield PairLoad(egress(cluster, device), own)
+            if keeps:
+                yield PairLoad((f"nvlink_out[{device}]",), away.total() - own)
+        for nic, count in away.items() if keeps else ():
+            # Those whose own rail is another hand their bytes to the GPU beside this one's NIC.
+            proxy = number * per_node + nic_home(cluster.node, nic)
+            handed = (len(devices) - rails[number][nic]) * count
+            yield PairLoad((f"nvlink_in[{proxy}]", *egress(cluster, proxy)), handed)
     if cluster.fabric is not None and cluster.fabric.nodes_per_leaf:
         yield from _leaf_loads(cluster, rails, keeps)
 

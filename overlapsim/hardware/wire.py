@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import permutations
+from collections.abc import Callable, Mapping, Sequence
+from itertools import permutations, product
 from typing import Final, NamedTuple
 
 from overlapsim.errors import LayoutError, UsageError
-from overlapsim.hardware.fabric import nic_of
-from overlapsim.hardware.mesh import islands, spread
 from overlapsim.hardware.pairs import remote_pairs
 from overlapsim.hardware.profile import Cluster
+from overlapsim.hardware.rings import ring_loads
 from overlapsim.hardware.topology import devices_of, links, route
 
 # Bytes that each rank sends to its neighbour in the ring, over the nccl-tests "size", for n ranks
@@ -85,14 +84,10 @@ def ring_wire_bytes(
     if collective == "all_to_all":
         _load_pairs(cluster, nodes, size_bytes / len(devices), loads)
         return dict(loads)
-    rings = list(_rings(cluster, nodes))
-    per_hop = _RING[collective](len(devices)) * size_bytes / len(rings)
-    for ring in rings:
-        for src, dst in zip(ring, ring[1:] + ring[:1], strict=True):
-            if collective == "broadcast" and dst == devices[0]:
-                continue
-            _load_hop(cluster, nodes, src, dst, per_hop, loads)
-    return dict(loads)
+    start = devices[0] if collective == "broadcast" else None
+    for link, size in ring_loads(cluster, nodes, _RING[collective](len(devices)) * size_bytes, start):
+        loads[link] += size
+    return {link: size for link, size in loads.items() if size}
 
 
 def hbm_bytes(cluster: Cluster, ranks: int | Sequence[int], collective: str, size_bytes: float) -> dict[str, float]:
@@ -158,54 +153,19 @@ def by_node(cluster: Cluster, devices: Sequence[int]) -> dict[int, list[int]]:
     return nodes
 
 
-def _rings(cluster: Cluster, nodes: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
-    """One ring for each NIC link that the fullest node uses, each starting at another NIC's device."""
-    if len(nodes) == 1:
-        yield from (list(devices) for devices in nodes.values())
-        return
-    starts = [_nic_starts(cluster, devices) for devices in nodes.values()]
-    for number in range(max(len(start) for start in starts)):
-        ring: list[int] = []
-        for devices, start in zip(nodes.values(), starts, strict=True):
-            turn = start[number % len(start)]
-            ring += [*devices[turn:], *devices[:turn]]
-        yield ring
-
-
-def _nic_starts(cluster: Cluster, devices: Sequence[int]) -> list[int]:
-    nics = [nic_of(cluster.node, device % cluster.node.num_devices) for device in devices]
-    return [position for position, nic in enumerate(nics) if nic not in nics[:position]]
-
-
-def _load_hop(
-    cluster: Cluster,
-    nodes: Mapping[int, Sequence[int]],
-    src: int,
-    dst: int,
-    size_bytes: float,
-    loads: dict[str, float],
-) -> None:
-    here = src // cluster.node.num_devices
-    first = here * cluster.node.num_devices
-    if cluster.node.scale_up == "nvlink_mesh" and here == dst // cluster.node.num_devices:
-        members = [device - first for device in nodes[here]]
-        if len(islands(cluster.node, members)) == 1:
-            for peer, share in spread(cluster.node, src - first, members).items():
-                loads[f"nvlink[{src}>{first + peer}]"] += size_bytes * share
-            return
-    for link in route(cluster, src, dst):
-        loads[link] += size_bytes
-
-
 def _load_pairs(
     cluster: Cluster, nodes: Mapping[int, Sequence[int]], pair_bytes: float, loads: dict[str, float]
 ) -> None:
     """Every rank to every other. What leaves a node for one rail goes one way out, so it is summed first."""
     for devices in nodes.values():
+        if cluster.node.scale_up == "nvswitch":
+            for way, device in product(("out", "in"), devices if len(devices) > 1 else ()):
+                loads[f"nvlink_{way}[{device}]"] += pair_bytes * (len(devices) - 1)
+            continue
         for src, dst in permutations(devices, 2):
             for link in route(cluster, src, dst):
                 loads[link] += pair_bytes
     if len(nodes) > 1:
         for load in remote_pairs(cluster, nodes):
-            for link in load.links:
+            for link in load.links if load.pairs else ():
                 loads[link] += pair_bytes * load.pairs

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from overlapsim.errors import ProgramError
-from overlapsim.schedule.program import BLOCKS, FLOW, HOST, Int, Program, validate_program
+from overlapsim.schedule.program import BLOCKS, FLOW, HOST, Float, Int, Program, validate_program
 
 
 class ProgramBuilder:
@@ -33,10 +34,16 @@ class ProgramBuilder:
         self._resources: list[tuple[float, str]] = []
         self._resource_by_name: dict[str, int] = {}
         self._streams: list[tuple[int, int, str]] = []
-        self._tasks: list[tuple[Any, ...]] = []
-        self._demands: list[tuple[int, float]] = []
-        self._num_demands: list[int] = []
-        self._edges: list[tuple[int, int, int, int, int]] = []
+        # Rows one after another in flat lists: each list becomes one array, and nothing is made per row.
+        self._integers: list[int] = []
+        self._floats: list[float] = []
+        self._persistent: list[bool] = []
+        self._ops: list[str] = []
+        self._tags: list[str] = []
+        self._demand_ptr: list[int] = [0]
+        self._demand_resources: list[int] = []
+        self._demand_amounts: list[float] = []
+        self._edges: list[int] = []
 
     def add_pool(self, num_sms: int, *, derate: float = 1.0, name: str = "", device: int = 0) -> int:
         """Add the SMs of one GPU, or one copy engine (`num_sms` 1)."""
@@ -86,9 +93,13 @@ class ProgramBuilder:
     ) -> int:
         """Add a kernel of `units` tiles, at most `sm` at once; `demands` maps resource to amount per tile."""
         return self._add(
-            BLOCKS, host, launch_ps, stream, pool, units, unit_ps, sm, sm_quantum, persistent, -1, weight,
-            demands, op, tag, mem_start, mem_end,
-        )  # fmt: skip
+            (BLOCKS, host, launch_ps, stream, pool, units, unit_ps, sm, sm_quantum, -1),
+            (weight, mem_start, mem_end),
+            persistent,
+            demands,
+            op,
+            tag,
+        )
 
     def add_flow(
         self,
@@ -110,13 +121,17 @@ class ProgramBuilder:
     ) -> int:
         """Add a transfer of `units` chunks that holds `sm` SMs; `demands` maps resource to amount per chunk."""
         return self._add(
-            FLOW, host, launch_ps, stream, pool, units, unit_ps, sm, 1, False, group, weight,
-            demands, op, tag, mem_start, mem_end,
-        )  # fmt: skip
+            (FLOW, host, launch_ps, stream, pool, units, unit_ps, sm, 1, group),
+            (weight, mem_start, mem_end),
+            False,
+            demands,
+            op,
+            tag,
+        )
 
     def add_host(self, *, unit_ps: int, host: int = 0, op: str = "", tag: str = "") -> int:
         """Add work of a host thread that blocks its lane for `unit_ps`, after its edges open."""
-        return self._add(HOST, host, 0, -1, -1, 1, unit_ps, 0, 1, False, -1, 1.0, None, op, tag, 0.0, 0.0)
+        return self._add((HOST, host, 0, -1, -1, 1, unit_ps, 0, 1, -1), (1.0, 0.0, 0.0), False, None, op, tag)
 
     def add_edge(
         self,
@@ -128,18 +143,30 @@ class ProgramBuilder:
         lag_ps: int = 0,
     ) -> None:
         """Open `dst` (or its unit `dst_unit`) `lag_ps` after the first `src_units` units of `src` (default: all)."""
-        if not 0 <= src < len(self._tasks):
-            raise ProgramError(f"edge from task {src}, but {len(self._tasks)} tasks were added; add tasks before edges")
-        units = self._tasks[src][5] if src_units is None else src_units
-        self._edges.append((src, units, dst, dst_unit, lag_ps))
+        if not 0 <= src < len(self._ops):
+            raise ProgramError(f"edge from task {src}, but {len(self._ops)} tasks were added; add tasks before edges")
+        units = self._integers[src * len(_TASK_INTEGERS) + _UNITS] if src_units is None else src_units
+        self._edges.extend((src, units, dst, dst_unit, lag_ps))
 
-    def _add(self, *row: Any) -> int:
-        *engine, demands, op, tag, mem_start, mem_end = row
-        self._tasks.append((*engine, op, tag, mem_start, mem_end))
+    def _add(
+        self,
+        integers: tuple[int, ...],
+        floats: tuple[float, float, float],
+        persistent: bool,
+        demands: Mapping[int, float] | None,
+        op: str,
+        tag: str,
+    ) -> int:
+        self._integers.extend(integers)
+        self._floats.extend(floats)
+        self._persistent.append(persistent)
         if demands:
-            self._demands.extend(demands.items())
-        self._num_demands.append(len(demands) if demands else 0)
-        return len(self._tasks) - 1
+            self._demand_resources.extend(demands)
+            self._demand_amounts.extend(demands.values())
+        self._demand_ptr.append(len(self._demand_resources))
+        self._ops.append(op)
+        self._tags.append(tag)
+        return len(self._ops) - 1
 
     def freeze(self) -> Program:
         """Make and validate the Program.
@@ -149,58 +176,97 @@ class ProgramBuilder:
         ProgramError
             If anything breaks the engine contract.
         """
-        columns: list[Any] = list(zip(*self._tasks, strict=True)) or [()] * 16
         pools: list[Any] = list(zip(*self._pools, strict=True)) or [()] * 4
         resources: list[Any] = list(zip(*self._resources, strict=True)) or [()] * 2
         streams: list[Any] = list(zip(*self._streams, strict=True)) or [()] * 3
-        demands = np.array(self._demands, np.float64).reshape(-1, 2)
-        edges = _integers("edge", self._edges).reshape(-1, 5)
-        ints = [_integers(name, column) for name, column in zip(_TASK_INTEGERS, columns[:9], strict=True)]
-        program = Program(
+        kind, host, launch_ps, stream, pool, units, unit_ps, sm, sm_quantum, group = _integer_columns(
+            _TASK_INTEGERS, self._integers
+        )
+        weight, mem_start, mem_end = _float_columns(_TASK_FLOATS, self._floats)
+        edge_src, edge_src_units, edge_dst, edge_dst_unit, edge_lag_ps = _integer_columns(_EDGE_INTEGERS, self._edges)
+        program = Program.of_read_only(
             pool_num_sms=_integers("num_sms", pools[0]),
-            pool_derate=np.array(pools[1], np.float64),
-            pool_name=tuple(pools[2]),
+            pool_derate=_floats("derate", pools[1]),
+            pool_name=pools[2],
             pool_device=_integers("device", pools[3]),
-            resource_capacity=np.array(resources[0], np.float64),
-            resource_name=tuple(resources[1]),
+            resource_capacity=_floats("capacity", resources[0]),
+            resource_name=resources[1],
             stream_priority=_integers("priority", streams[0]),
             stream_queue=_integers("queue", streams[1]),
-            stream_name=tuple(streams[2]),
-            kind=ints[0],
-            host=ints[1],
-            launch_ps=ints[2],
-            stream=ints[3],
-            pool=ints[4],
-            units=ints[5],
-            unit_ps=ints[6],
-            sm=ints[7],
-            sm_quantum=ints[8],
-            persistent=np.array(columns[9], np.bool_),
-            group=_integers("group", columns[10]),
-            weight=np.array(columns[11], np.float64),
-            demand_ptr=np.concatenate([[0], np.cumsum(np.array(self._num_demands, np.int64))]).astype(np.int64),
-            demand_resource=demands[:, 0].astype(np.int64),
-            demand_amount=demands[:, 1].copy(),
-            edge_src=edges[:, 0].copy(),
-            edge_src_units=edges[:, 1].copy(),
-            edge_dst=edges[:, 2].copy(),
-            edge_dst_unit=edges[:, 3].copy(),
-            edge_lag_ps=edges[:, 4].copy(),
-            op=tuple(columns[12]),
-            tag=tuple(columns[13]),
-            mem_start=np.array(columns[14], np.float64),
-            mem_end=np.array(columns[15], np.float64),
+            stream_name=streams[2],
+            kind=kind,
+            host=host,
+            launch_ps=launch_ps,
+            stream=stream,
+            pool=pool,
+            units=units,
+            unit_ps=unit_ps,
+            sm=sm,
+            sm_quantum=sm_quantum,
+            persistent=_read_only("persistent", np.array(self._persistent, np.bool_)),
+            group=group,
+            weight=weight,
+            demand_ptr=_integers("demand_ptr", self._demand_ptr),
+            demand_resource=_integers("resource of a demand", self._demand_resources),
+            demand_amount=_floats("amount of a demand", self._demand_amounts),
+            edge_src=edge_src,
+            edge_src_units=edge_src_units,
+            edge_dst=edge_dst,
+            edge_dst_unit=edge_dst_unit,
+            edge_lag_ps=edge_lag_ps,
+            op=tuple(self._ops),
+            tag=tuple(self._tags),
+            mem_start=mem_start,
+            mem_end=mem_end,
         )
-        validate_program(program)
+        validate_program(program, form_is_right=True)
         return program
 
 
-_TASK_INTEGERS = ("kind", "host", "launch_ps", "stream", "pool", "units", "unit_ps", "sm", "sm_quantum")
+_TASK_INTEGERS = ("kind", "host", "launch_ps", "stream", "pool", "units", "unit_ps", "sm", "sm_quantum", "group")
+_TASK_FLOATS = ("weight", "mem_start", "mem_end")
+_EDGE_INTEGERS = ("edge src", "edge src_units", "edge dst", "edge dst_unit", "edge lag_ps")
+_UNITS = _TASK_INTEGERS.index("units")
+_INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
+
+
+def _integer_columns(names: Sequence[str], values: list[int]) -> Int:
+    """Rows one after another as a read-only matrix with one column of them, `names` each, in a row."""
+    array = np.array(values, None if values else _INT64)
+    if array.dtype is not _INT64 or array.ndim != 1:
+        # Column by column, to name the one that holds something else.
+        array = np.array([_integers(name, values[column :: len(names)]) for column, name in enumerate(names)]).T
+    return _read_only_columns(array.reshape(-1, len(names)))
+
+
+def _float_columns(names: Sequence[str], values: list[float]) -> Float:
+    return _read_only_columns(_floats(", ".join(names), values).reshape(-1, len(names)))
 
 
 def _integers(name: str, values: Sequence[Any]) -> Int:
     """Array of `values`; refuses what is no integer, since rounding silently would hide a time given in seconds."""
-    array = np.array(values, None if len(values) else np.int64)
-    if array.dtype.kind not in "iu" or array.dtype == np.uint64:
-        raise ProgramError(f"{name} must be integers below 2^63; given {values[:4]!r} ... (times: see units.ps_from_s)")
-    return array.astype(np.int64, copy=False)
+    array = np.array(values, None if len(values) else _INT64)
+    if array.dtype is not _INT64:  # the type itself first: comparing is slow for each array of each small program
+        if array.dtype.kind not in "iu" or array.dtype == np.uint64:
+            raise ProgramError(
+                f"{name} must be integers below 2^63; given {values[:4]!r} ... (times: see units.ps_from_s)"
+            )
+        array = array.astype(np.int64, copy=False)
+    return _read_only(name, array)
+
+
+def _floats(name: str, values: Sequence[Any]) -> Float:
+    return _read_only(name, np.array(values, _FLOAT64))
+
+
+def _read_only(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if array.ndim != 1:
+        raise ProgramError(f"{name} must be one number each; given arrays of shape {array.shape[1:]}")
+    array.setflags(write=False)
+    return array
+
+
+def _read_only_columns(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    columns = np.ascontiguousarray(rows.T)
+    columns.setflags(write=False)  # and so are views of it
+    return columns

@@ -6,7 +6,6 @@ import hashlib
 import io
 import zipfile
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapsim.errors import ProgramError
-from overlapsim.units import MAX_UNIT_PS
 
 Int = npt.NDArray[np.int64]
 Float = npt.NDArray[np.float64]
@@ -111,10 +109,28 @@ class Program:
     stream_name: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        for spec in fields(self):
-            value = getattr(self, spec.name)
+        values = vars(self)
+        for name, value in values.items():
             if isinstance(value, np.ndarray):
-                value.flags.writeable = False
+                # Compiled code is made for one kind of array: plain, in order, and read-only.
+                if type(value) is not np.ndarray or value.flags.num & _IN_ORDER != _IN_ORDER:
+                    values[name] = value = np.array(value, order="C")
+                value.setflags(write=False)
+
+    @classmethod
+    def of_read_only(cls, **values: Any) -> Program:
+        """All fields, the arrays plain, in order and read-only already: spares the constructor's look at each."""
+        program = cls.__new__(cls)
+        vars(program).update(values)
+        return program
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What an engine keeps with a program is quicker to make than to send.
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.__post_init__()
 
     @property
     def num_tasks(self) -> int:
@@ -213,6 +229,59 @@ class Program:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Program) and self.digest == other.digest
 
+    @property
+    def structure(self) -> Program:
+        """The program that this one shares all but durations and amounts with: itself, unless :meth:`repriced`."""
+        original = vars(self).get("_structure", self)
+        assert isinstance(original, Program)
+        return original
+
+    def repriced(self, unit_ps: Int, demand_amount: Float | None = None) -> Program:
+        """The same tasks, edges and machine with other durations and, if given, other amounts of demand.
+
+        Cheaper than a new program: only what is new is checked, and what
+        was derived from the structure, here or by an engine, is shared.
+
+        Parameters
+        ----------
+        unit_ps : int64 array of shape (tasks,), ps
+        demand_amount : float64 array of shape (demands,), optional
+            Amount per unit of work, in the order of ``demand_amount``; by
+            default the amounts stay.
+
+        Raises
+        ------
+        ProgramError
+            As :func:`validate_program` would.
+
+        Examples
+        --------
+        >>> from overlapsim.schedule.builder import ProgramBuilder
+        >>> b = ProgramBuilder()
+        >>> gemm = b.add_blocks(stream=b.add_stream(), pool=b.add_pool(4), units=10, unit_ps=100, sm=4)
+        >>> program = b.freeze()
+        >>> program.repriced(program.unit_ps * 2).unit_ps.tolist()
+        [200]
+        """
+        values = {name: value for name, value in vars(self).items() if name[0] != "_" and name != "digest"}
+        values["unit_ps"] = _owned(unit_ps)
+        if demand_amount is not None:
+            values["demand_amount"] = _owned(demand_amount)
+        program = Program.of_read_only(**values, _structure=self.structure)
+
+        from overlapsim.schedule.kernel_check import prices_are_fine  # see validate_program
+
+        if not prices_are_fine(program, self):
+            validate_program(program)
+        if self.is_validated:
+            vars(program)[_VALIDATED] = True
+        return program
+
+    @property
+    def is_validated(self) -> bool:
+        """Whether :func:`validate_program` has passed this object."""
+        return _VALIDATED in vars(self)
+
     def without_contention(self) -> Program:
         """The same program with all capacities infinite and all derates 1."""
         values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
@@ -267,6 +336,9 @@ class Program:
         return program
 
 
+_IN_ORDER: Final = 0x101  # C-contiguous and aligned, in ndarray.flags.num
+_VALIDATED: Final = "_validated"
+
 _ENGINE_ARRAYS: Final = tuple(
     spec.name
     for spec in fields(Program)
@@ -281,215 +353,37 @@ def _tasks_by(key: Int, num_rows: int) -> Incidence:
     return Incidence(grouped.ptr, members[grouped.index].astype(np.int64))
 
 
-def validate_program(program: Program) -> None:
+def _owned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A read-only copy: the caller goes on using its own."""
+    copy = np.array(array, order="C")
+    copy.setflags(write=False)
+    return copy
+
+
+def validate_program(program: Program, *, form_is_right: bool = False) -> None:
     """Refuse everything that section 1 of the engine contract excludes.
 
     No search for cycles is needed: stream waits (``dst_unit`` -1) rise in
     index, and a cycle through gates is a deadlock, reported when run.
+
+    Parameters
+    ----------
+    program : Program
+    form_is_right : bool
+        The types of the arrays are right and their lengths agree, by the
+        way they were made: look at their content only.
 
     Raises
     ------
     ProgramError
         Naming the first offending pool, stream, task or edge.
     """
-    p = program
-    _validate_types(p)
-    lengths: Mapping[str, tuple[int, tuple[str, ...]]] = {
-        "task": (p.num_tasks, _TASK_ARRAYS),
-        "edge": (p.num_edges, ("edge_src_units", "edge_dst", "edge_dst_unit", "edge_lag_ps")),
-        "pool": (p.num_pools, ("pool_derate", "pool_device")),
-        "stream": (p.num_streams, ("stream_queue",)),
-        "demand": (len(p.demand_resource), ("demand_amount",)),
-    }
-    for what, (length, names) in lengths.items():
-        for name in names:
-            if len(getattr(p, name)) != length:
-                raise ProgramError(f"{name} has {len(getattr(p, name))} entries for {length} {what}s; they must agree")
-    for what, names, length in (
-        ("task", ("op", "tag"), p.num_tasks),
-        ("pool", ("pool_name",), p.num_pools),
-        ("resource", ("resource_name",), p.num_resources),
-        ("stream", ("stream_name",), p.num_streams),
-    ):
-        for name in names:
-            if len(getattr(p, name)) != length:
-                raise ProgramError(f"{name} has {len(getattr(p, name))} entries for {length} {what}s; they must agree")
-    _check(p.pool_num_sms >= 1, "pool", "num_sms must be at least 1", p.pool_num_sms)
-    _check((p.pool_derate > 0) & (p.pool_derate <= 1), "pool", "derate must be in (0, 1]", p.pool_derate)
-    _check(
-        p.resource_capacity > 0, "resource", "capacity must be positive (inf = never contended)", p.resource_capacity
-    )
-    _validate_tasks(p)
-    _validate_groups(p)
-    _validate_demands(p)
-    _validate_edges(p)
+    # Here, not above: programs are read and shown where nothing is compiled.
+    from overlapsim.schedule.faults import refuse_faults, refuse_wrong_form
+    from overlapsim.schedule.kernel_check import content_is_fine
 
-
-_TASK_ARRAYS: Final = (
-    "host",
-    "launch_ps",
-    "stream",
-    "pool",
-    "units",
-    "unit_ps",
-    "sm",
-    "sm_quantum",
-    "persistent",
-    "group",
-    "weight",
-    "mem_start",
-    "mem_end",
-)
-
-
-def _check(good: npt.NDArray[np.bool_] | np.bool_, what: str, rule: str, given: npt.NDArray[Any]) -> None:
-    bad = np.flatnonzero(~np.asarray(good))
-    if len(bad):
-        raise ProgramError(f"{what} {bad[0]}: {rule}; given {given[bad[0]]}")
-
-
-_ARRAY_TYPES: Final = {"Int": np.int64, "Float": np.float64, "npt.NDArray[np.bool_]": np.bool_}
-
-
-def _validate_types(p: Program) -> None:
-    for spec in fields(p):
-        value = getattr(p, spec.name)
-        if spec.type not in _ARRAY_TYPES:
-            if not isinstance(value, tuple):
-                raise ProgramError(f"{spec.name} must be a tuple of strings; given {type(value).__name__}")
-            continue
-        dtype = np.dtype(_ARRAY_TYPES[spec.type])
-        if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype != dtype:
-            given = f"{value.ndim}-d {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-            raise ProgramError(f"{spec.name} must be a 1-d array of {dtype}; given {given}")
-
-
-def _validate_tasks(p: Program) -> None:
-    host, flow, blocks = p.kind == HOST, p.kind == FLOW, p.kind == BLOCKS
-    _check(host | flow | blocks, "task", "kind must be BLOCKS (0), FLOW (1) or HOST (2)", p.kind)
-    _check((p.stream >= 0) & (p.stream < p.num_streams) | host, "task", "stream does not exist", p.stream)
-    _check((p.pool >= 0) & (p.pool < p.num_pools) | host, "task", "pool does not exist", p.pool)
-    _check(~host | (p.stream == -1), "task", "a HOST task has stream -1", p.stream)
-    _check(~host | (p.pool == -1), "task", "a HOST task has pool -1", p.pool)
-    _check(p.host >= 0, "task", "host lane must be >= 0", p.host)
-    _check((p.launch_ps >= 0) & (p.launch_ps <= MAX_UNIT_PS), "task", "launch_ps must be 0 .. 2^46", p.launch_ps)
-    _check(~host | (p.launch_ps == 0), "task", "a HOST task has launch_ps 0", p.launch_ps)
-    _check(p.units >= 1, "task", "units must be at least 1", p.units)
-    _check(~host | (p.units == 1), "task", "a HOST task has one unit", p.units)
-    _check(
-        (p.unit_ps >= np.where(host, 0, 1)) & (p.unit_ps <= MAX_UNIT_PS),
-        "task",
-        "unit_ps must be 1 .. 2^46 (HOST from 0)",
-        p.unit_ps,
-    )
-    work_ps = (
-        float(np.sum(p.units.astype(np.float64) * p.unit_ps))
-        + float(np.sum(p.launch_ps))
-        + float(np.sum(p.edge_lag_ps))
-    )
-    if work_ps > MAX_END_PS:
-        raise ProgramError(
-            f"all tasks one after another take {work_ps / 1e12:.3g} s; the clock holds {MAX_END_PS / 1e12:.3g} s: "
-            "check the units of the durations"
-        )
-    pool_sms = p.pool_num_sms[np.where(host, 0, p.pool)] if p.num_pools else np.zeros(p.num_tasks, np.int64)
-    _check(
-        host | ~blocks | (p.sm >= 1) & (p.sm <= pool_sms), "task", "sm of BLOCKS must be 1 .. num_sms of its pool", p.sm
-    )
-    _check(
-        host | ~flow | (p.sm >= 0) & (p.sm <= pool_sms), "task", "sm of a FLOW must be 0 .. num_sms of its pool", p.sm
-    )
-    _check(p.sm_quantum >= 1, "task", "sm_quantum must be at least 1", p.sm_quantum)
-    _check(~blocks | (p.sm % np.maximum(p.sm_quantum, 1) == 0), "task", "sm_quantum must divide sm", p.sm_quantum)
-    _check(blocks | (p.sm_quantum == 1), "task", "sm_quantum other than 1 is for BLOCKS", p.sm_quantum)
-    _check(blocks | ~p.persistent, "task", "persistent is for BLOCKS", p.persistent)
-    _check(flow | (p.group == -1), "task", "group is for FLOW tasks (-1 = alone)", p.group)
-    _check(p.group >= -1, "task", "group must be >= -1", p.group)
-    _check((p.weight > 0) & np.isfinite(p.weight), "task", "weight must be positive and finite", p.weight)
-    queued = np.flatnonzero(~host)
-    if len(queued):
-        order = queued[np.argsort(p.task_queue[queued], kind="stable")]
-        same = p.task_queue[order][1:] == p.task_queue[order][:-1]
-        bad = np.flatnonzero(same & (p.host[order][1:] != p.host[order][:-1]))
-        if len(bad):
-            a, b = order[bad[0]], order[bad[0] + 1]
-            raise ProgramError(
-                f"tasks {a} and {b} share a queue but have hosts {p.host[a]} and {p.host[b]}; "
-                "all tasks of one queue have the same host"
-            )
-
-
-def _validate_groups(p: Program) -> None:
-    member = np.flatnonzero(p.group >= 0)
-    order = member[np.argsort(p.group[member], kind="stable")]
-    same = p.group[order][1:] == p.group[order][:-1]
-    for name in ("units", "weight"):
-        value = getattr(p, name)[order]
-        bad = np.flatnonzero(same & (value[1:] != value[:-1]))
-        if len(bad):
-            raise ProgramError(
-                f"tasks {order[bad[0]]} and {order[bad[0] + 1]} are in group {p.group[order[bad[0]]]} "
-                f"with different {name}; members have equal units and weight"
-            )
-    by_stream = member[np.lexsort((p.stream[member], p.group[member]))]
-    twice = np.flatnonzero(
-        (p.group[by_stream][1:] == p.group[by_stream][:-1]) & (p.stream[by_stream][1:] == p.stream[by_stream][:-1])
-    )
-    if len(twice):
-        a, b = by_stream[twice[0]], by_stream[twice[0] + 1]
-        raise ProgramError(f"tasks {a} and {b} of group {p.group[a]} share stream {p.stream[a]}; streams must differ")
-
-
-def _validate_demands(p: Program) -> None:
-    ptr = p.demand_ptr
-    if len(ptr) != p.num_tasks + 1 or ptr[0] != 0 or ptr[-1] != len(p.demand_resource) or np.any(np.diff(ptr) < 0):
-        raise ProgramError(
-            f"demand_ptr must rise from 0 to {len(p.demand_resource)} in {p.num_tasks + 1} steps; rebuild the program"
-        )
-    _check(
-        (p.demand_resource >= 0) & (p.demand_resource < p.num_resources),
-        "demand",
-        "resource does not exist",
-        p.demand_resource,
-    )
-    _check(
-        (p.demand_amount > 0) & np.isfinite(p.demand_amount),
-        "demand",
-        "amount must be positive and finite",
-        p.demand_amount,
-    )
-    owner = np.repeat(np.arange(p.num_tasks), np.diff(ptr))
-    _check(p.kind[owner] != HOST, "demand", "a HOST task has no demands (task given)", owner)
-    pair = owner * max(1, p.num_resources) + p.demand_resource
-    if len(np.unique(pair)) != len(pair):
-        raise ProgramError("a task names one resource twice in its demands; add the amounts up")
-
-
-def _validate_edges(p: Program) -> None:
-    src, dst, n = p.edge_src, p.edge_dst, p.num_tasks
-    _check((src >= 0) & (src < n), "edge", "source task does not exist", src)
-    _check((dst >= 0) & (dst < n), "edge", "destination task does not exist", dst)
-    _check(
-        (p.edge_src_units >= 1) & (p.edge_src_units <= p.units[src]),
-        "edge",
-        "src_units must be 1 .. units of the source",
-        p.edge_src_units,
-    )
-    _check(
-        (p.edge_dst_unit >= -1) & (p.edge_dst_unit < p.units[dst]),
-        "edge",
-        "dst_unit must be -1 .. units of the destination - 1",
-        p.edge_dst_unit,
-    )
-    _check((p.edge_lag_ps >= 0) & (p.edge_lag_ps <= MAX_UNIT_PS), "edge", "lag_ps must be 0 .. 2^46", p.edge_lag_ps)
-    wait = p.edge_dst_unit == -1
-    _check(~wait | (src < dst), "edge", "a stream wait (dst_unit -1) needs src < dst (source given)", src)
-    _check(
-        wait | (p.kind[dst] != HOST),
-        "edge",
-        "a gate (dst_unit >= 0) cannot go into a HOST task (destination given)",
-        dst,
-    )
-    _check(wait | (src != dst) | (p.kind[dst] != FLOW), "edge", "a gate cannot stay within one group (task given)", src)
-    grouped = (p.group[src] >= 0) & (p.group[src] == p.group[dst])
-    _check(wait | ~grouped, "edge", "a gate cannot stay within one group (source given)", src)
+    if not form_is_right:
+        refuse_wrong_form(program)
+    if not content_is_fine(program):
+        refuse_faults(program)
+    vars(program)[_VALIDATED] = True

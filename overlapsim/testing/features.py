@@ -15,7 +15,7 @@ def features(program: Program) -> frozenset[str]:
     --------
     >>> from overlapsim.schedule.builder import ProgramBuilder
     >>> b = ProgramBuilder()
-    >>> task = b.add_blocks(stream=b.add_stream(), pool=b.add_pool(4), units=8, unit_ps=100, sm=4, persistent=True)
+    >>> task = b.add_blocks(stream=b.add_stream(), pool=b.add_pool(4), units=4, unit_ps=100, sm=4, persistent=True)
     >>> sorted(features(b.freeze()))
     ['persistent kernel', 'uncontended machine']
     """

@@ -82,7 +82,8 @@ def test_every_fit_belongs_to_a_profile_and_is_explained() -> None:
         # A fit taken over from a sister says so before the sister's code.
         unexplained |= {code for fit in data["fits"].values() for code in fit["source"].split()}
     unexplained -= set(re.findall(r"^\| (\S+) \|", SOURCES, re.MULTILINE))
-    assert unexplained == set()
+    # A bundled table explains itself.
+    assert {code for code in unexplained if not (ROOT / "tables" / code).is_file()} == set()
 
 
 @pytest.mark.parametrize("name", CLUSTERS)

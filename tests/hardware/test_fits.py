@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
 from overlapsim.errors import ProfileError
+from overlapsim.hardware.library import bundled
 from overlapsim.hardware.loading import load_cluster, load_device
 
 Write = Callable[[str, str], Path]
@@ -84,13 +84,10 @@ def test_a_cluster_has_its_own_and_its_devices_fits(write: Write) -> None:
 
 def test_another_profile_of_a_bundled_name_gets_no_bundled_fits(write: Write) -> None:
     """Fits belong to the folder their profile was found in."""
-    text = Path(str(write("x", ""))).parent
-    data = load_device("a100-sxm4-80gb")
-    assert data.fits is not None
-    source = yaml.safe_load((Path(__file__).parents[2] / "hwprofiles/devices/a100-sxm4-80gb.yaml").read_text())
-    path = text / "a100-sxm4-80gb.yaml"
-    path.write_text(yaml.safe_dump(source))
-    assert load_device(str(path)).fits == {}
+    assert load_device("a100-sxm4-80gb").fits
+    sheet = (bundled() / "devices" / "a100-sxm4-80gb.yaml").read_text()
+    assert load_device(str(write("a100-sxm4-80gb.yaml", sheet))).fits == {}
+    assert load_device(str(write("mine.yaml", "kind: device\nextends: h100-sxm5-80gb\n"))).fits
 
 
 @pytest.mark.parametrize(

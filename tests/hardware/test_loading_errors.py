@@ -189,3 +189,55 @@ def test_an_empty_profile_names_all_missing_keys(write: Write) -> None:
     text = message(lambda: load_device(str(write("gpu.yaml", "kind: device\n"))))
     for key in ("num_sms", "boost_clock", "hbm_bandwidth", "architecture", "section kernels", "section peak_flop"):
         assert f"missing {key}" in text or f"missing key {key}" in text
+
+
+MESH = NODE + "scale_up: nvlink_mesh\nnvlink_bandwidth: 300 GB/s\n"
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        (MESH + "nvlink_pairs: [[0, 1]]\n", "expected a list of [GPU, GPU, links]"),
+        (MESH + "nvlink_pairs: [[0, 0, 2]]\n", "of two GPUs and at least 1 link each"),
+        (MESH + "nvlink_pairs: [[0, 1, 2], [1, 0, 2]]\n", "expected each two GPUs once"),
+        (MESH + "nvlink_pairs: [[0, 8, 2]]\n", "expected devices 0..7"),
+        (MESH + "nvlink_pairs: {value: [[0, 1, 2]], unit: GB}\n", "has unit 'GB'; expected links"),
+        (NODE + "nvlink_pairs: [[0, 1, 2]]\n", "nvlink_pairs is given with scale_up nvswitch"),
+        (NODE + "nic_groups: [[0, 1], [2, 3]]\n", "expected each device 0..7 exactly once"),
+        (NODE + "num_nics: 1\nnic_groups: [[0, 1, 2, 3], [4, 5, 6, 7]]\n", "nic_groups has 2 groups"),
+    ],
+)
+def test_meshes_and_nics_that_cannot_be(write: Write, node: str, expected: str) -> None:
+    assert expected in message(lambda: load_node(str(write("box.yaml", node))))
+
+
+FABRIC = "  technology: ours\n  net_latency: 3 us\n  nic_efficiency: {value: 0.9}\n  nodes_per_leaf: 4\n"
+
+
+def test_fabrics(write: Write) -> None:
+    own = CLUSTER + "fabric:\n" + FABRIC + "  spine_oversubscription: 2\n"
+    cluster = load_cluster(str(write("c.yaml", own)))
+    assert cluster.fabric is not None
+    assert (cluster.fabric.name, cluster.fabric.nodes_per_leaf, cluster.fabric.rail_optimised) == ("c", 4, False)
+    assert cluster.net_latency_s == cluster.fabric.net_latency_s == pytest.approx(3e-6)
+    assert cluster.sources["net_latency_s"].reference == "c.yaml"
+    slower = load_cluster(str(write("c.yaml", own + "net_latency: 8 us\n")))
+    assert (slower.net_latency_s, slower.fabric) == (pytest.approx(8e-6), cluster.fabric)
+    text = message(lambda: load_cluster(str(write("c.yaml", own.replace(": 2\n", ": 0.5\n").replace("ours", "''")))))
+    assert "spine_oversubscription is 0.5; expected at least 1" in text and "technology is ''" in text
+    assert "fabric 'nope' is unknown" in message(lambda: load_cluster(str(write("c.yaml", CLUSTER + "fabric: nope\n"))))
+    alone = message(lambda: load_cluster(str(write("c.yaml", CLUSTER + "fabric: null\n"))))
+    assert "missing key net_latency; give it, or a fabric that has one" in alone
+
+
+def test_problems_of_an_inline_node_name_the_file(write: Write) -> None:
+    path = write("c.yaml", CLUSTER + "node:\n  extends: a100-sxm8\n  num_nics: many\n  nvlink_bandwith: 3 GB/s\n")
+    text = message(lambda: load_cluster(str(path)))
+    assert "node c (node in" in text and "c.yaml" in text
+    assert "num_nics is 'many'; expected a whole number" in text
+    assert "unknown key nvlink_bandwith; did you mean nvlink_bandwidth" in text
+
+
+def test_shares_above_one_are_refused(write: Write) -> None:
+    path = write("gpu.yaml", DEVICE + "tensor_share: 1.5\n")
+    assert "tensor_share is 1.5; expected above 0 and at most 1" in message(lambda: load_device(str(path)))

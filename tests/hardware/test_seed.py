@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,11 @@ PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7))
 HALVES = ((0, 1, 2, 3), (4, 5, 6, 7))
 
 
+nearest = cache(nearest_cluster)
+
+
 def seeded(text: str, device: str) -> tuple[Cluster, str]:
-    profile, remarks = seed_profile(read_topo_matrix(text, "topo.txt"), nearest_cluster(device), "topo.txt")
+    profile, remarks = seed_profile(read_topo_matrix(text, "topo.txt"), nearest(device), "topo.txt")
     written = profile_text(profile, remarks)
     cluster = parse_cluster("mine", written)
     assert contradictions(cluster) == []

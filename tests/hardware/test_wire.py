@@ -14,7 +14,7 @@ from overlapsim.hardware.bounds import wire_lower_bound_s
 from overlapsim.hardware.fabric import keeps_rail
 from overlapsim.hardware.loading import list_profiles, load_cluster
 from overlapsim.hardware.profile import Cluster
-from overlapsim.hardware.topology import links, route
+from overlapsim.hardware.topology import links, nic_of, route
 from overlapsim.hardware.wire import COLLECTIVES, bottleneck, hbm_bytes, ring_wire_bytes
 from tests.hardware.variants import with_node
 
@@ -216,6 +216,34 @@ def test_exchange_by_rail_equals_pair_by_pair(
             pairwise[link] += S / len(devices)
     loads = ring_wire_bytes(cluster, devices, "all_to_all", S)
     assert loads == pytest.approx(dict(pairwise))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), kept=st.booleans(), nics=st.sampled_from([2, 8]), collective=st.sampled_from(COLLECTIVES[:-1]))
+def test_counted_rings_equal_walked_ones(
+    rails: Cluster, nvswitch: Cluster, data: st.DataObject, kept: bool, nics: int, collective: str
+) -> None:
+    """Every ring hop by hop along `route`, each ring starting each node at the GPU beside another NIC."""
+    cluster = with_node((rails if kept else nvswitch).with_nodes(3), num_nics=nics)
+    devices = sorted(data.draw(device_sets(cluster)))
+    if len(devices) == 1:
+        return
+    parts = [[d for d in devices if d // 8 == node] for node in range(3)]
+    parts = [part for part in parts if part]
+    nic = [nic_of(cluster.node, local) for local in range(8)]
+    starts = [[i for i, d in enumerate(p) if not i or nic[d % 8] != nic[p[i - 1] % 8]] for p in parts]
+    count = max(map(len, starts)) if len(parts) > 1 else 1
+    walked: dict[str, float] = defaultdict(float)
+    for ring in range(count):
+        turns = [start[ring % len(start)] if count > 1 or len(parts) > 1 else 0 for start in starts]
+        visited = [d for part, turn in zip(parts, turns, strict=True) for d in part[turn:] + part[:turn]]
+        for src, dst in zip(visited, visited[1:] + visited[:1], strict=True):
+            if collective == "broadcast" and dst == devices[0]:
+                continue
+            sent = FACTORS.get(collective, 0) * (len(devices) - 1) / len(devices) or 1.0
+            for link in route(cluster, src, dst):
+                walked[link] += sent * S / count
+    assert ring_wire_bytes(cluster, devices, collective, S) == pytest.approx(dict(walked))
 
 
 def test_rings_keep_their_rails(rails: Cluster) -> None:
