@@ -19,7 +19,7 @@ assert checkout not in Path(overlapsim.__file__).resolve().parents, overlapsim._
 curve = files(overlapsim.hwprofiles) / "tables" / "a800-sxm8" / "all_reduce_2.csv"
 arguments = (
     "operator --cluster a800-sxm8 --ranks 2 --m 8192 --n 8192 --k 4096 --dtype fp16 --accumulate fp16 --tile 256x128 "
-    f"--kernel-time wave_group=2.36135ms --curve {curve} --json -o plan.yaml --trace trace.json --plot plan.png"
+    f"--gemm-time 2.042ms --curve {curve} --json -o plan.yaml --trace trace.json --plot plan.png"
 )
 run = subprocess.run(
     [sys.executable, "-m", "overlapsim.cli.main", *arguments.split()], check=True, capture_output=True, text=True

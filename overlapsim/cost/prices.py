@@ -286,9 +286,9 @@ class PriceBook:
         """What was assumed of the strategy's own kernel; nothing if it was measured."""
         if strategy in self.kernel_time_s or self.vendor_kernels:
             return ()
-        slowdown = self._device.kernels.template_slowdown
         message = (
-            f"{strategy} kernel priced at {slowdown:.3g} x the vendor GEMM: measure it with --kernel-time {strategy}=S"
+            f"{strategy} kernel priced at {self._device.kernels.template_slowdown:.3g} x the vendor GEMM plus the store of "
+            f"each wave: measure it with --kernel-time {strategy}=S"
         )
         return (Finding("kernel_time_assumed", message),)
 
