@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from numpy.typing import ArrayLike
 
 from overlapsim.cost.base import Cost, Family, Spread, hbm_rate
-from overlapsim.cost.collective import CollectiveModel, num_nodes
+from overlapsim.cost.collective import CollectiveModel
 from overlapsim.cost.curve import Curve, FloatArray
 from overlapsim.cost.gemm import (
     GemmCost,
@@ -286,18 +286,18 @@ class PriceBook:
         """What was assumed of the strategy's own kernel; nothing if it was measured."""
         if strategy in self.kernel_time_s or self.vendor_kernels:
             return ()
+        slowdown = self._device.kernels.template_slowdown
         message = (
-            f"{strategy} kernel priced at {self._device.kernels.template_slowdown:.3g} x the vendor GEMM plus the store of "
-            f"each wave: measure it with --kernel-time {strategy}=S"
+            f"{strategy} kernel priced at {slowdown:.3g} x the vendor GEMM plus the store of each wave: "
+            f"measure it with --kernel-time {strategy}=S"
         )
         return (Finding("kernel_time_assumed", message),)
 
     def _curve_findings(self, kind: CollectiveKind) -> list[Finding]:
-        curve = self._model(kind, self.ranks).curve
+        model = self._model(kind, self.ranks)
+        curve = model.curve
         if curve is None:
-            where = f"{self.ranks} ranks on {num_nodes(self.cluster, self.ranks)} node(s) of {self.cluster.name}"
-            message = f"no measured {kind} for {where}: priced by latency and wire bytes; give --curve FILE"
-            return [Finding("curve_assumed", message)]
+            return list(model.findings)
         found = []
         if curve.falls:
             steps = ", ".join(f"{format_bytes(low)} to {format_bytes(high)}" for low, high in curve.falls[:3])

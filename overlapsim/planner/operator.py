@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -14,23 +14,39 @@ from overlapsim.engine.timeline import Timeline
 from overlapsim.errors import PlanError, StrategyError
 from overlapsim.plan import Cause, Finding, Prediction, Verdict
 from overlapsim.planner.bounds import lower_bound_s
-from overlapsim.planner.partition import Split, best_by_groups, solve
+from overlapsim.planner.candidates import propose, refine
 from overlapsim.schedule.builder import ProgramBuilder
 from overlapsim.schedule.program import Program
-from overlapsim.strategy.base import Applicability, Context, Parameters, ParameterSpace, Partition, Strategy
+from overlapsim.strategy.base import Applicability, Context, Parameters, Strategy
 from overlapsim.workload.operators import CollectiveOp, GemmOp
 
 TIE_MARGIN: Final = 0.02
 """A gain below this is a tie: repeats of a case differ by 1 % on average, 4 % at most (SOURCES.md, FLASH)."""
 FAMILIES: Final[tuple[Family, ...]] = ("gemm", "collective", "launch")
-MAX_GROUPS: Final = 8
-WORTH_RUNNING: Final = 1.05
-"""A split is run when its recurrence is within this of its problem's optimum: contention moves values by as much."""
-RUNS: Final = 12
-"""Candidates of one strategy that the engine runs."""
 NEARLY_FREE: Final = 1e-6
 LITTLE_TO_GAIN: Final = 1.05
 """Below this ceiling a gain within the tie margin is no tie: the rest is not worth another kernel or stream."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard to look.
+
+    Attributes
+    ----------
+    runs : candidates of one strategy that the engine runs, the best by recurrence or closed form first
+    refinements : further runs around the best of them
+    ranges : False leaves 90 % intervals out (low and high equal the value)
+    """
+
+    runs: int = 12
+    refinements: int = 60
+    ranges: bool = True
+
+
+THOROUGH: Final = Effort()
+QUICK: Final = Effort(runs=4, refinements=0, ranges=False)
+"""For sweeps over many shapes."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +139,7 @@ def plan_operator(
     strategies: Sequence[Strategy],
     *,
     contention: bool = True,
-    ranges: bool = True,
-    runs: int = RUNS,
+    effort: Effort = THOROUGH,
 ) -> OperatorResult:
     """Choose how the GEMM and the collective of `context` overlap.
 
@@ -137,21 +152,20 @@ def plan_operator(
     context : a GEMM followed by a collective, and prices
     strategies : candidates; at least one must not overlap (the baseline)
     contention : False leaves HBM and link sharing out
-    ranges : False leaves 90 % intervals out (low and high equal the value), for sweeps over many shapes
-    runs : candidates of one strategy that the engine runs, the best by recurrence or closed form first
+    effort : how many candidates are run
 
     Raises
     ------
     PlanError
         If there is no baseline among the strategies that apply.
     """
-    results = [_plan_strategy(strategy, context, contention, runs) for strategy in strategies]
+    results = [_plan_strategy(strategy, context, contention, effort) for strategy in strategies]
     baselines = [r for r in results if r.best is not None and not r.strategy.overlaps]
     if not baselines:
         raise PlanError("no strategy without overlap applies; add `serial` to the strategies", exit_code=1)
     serial = min(baselines, key=_time)
     assert serial.best is not None
-    shifts = _shifts(serial.best, context, contention) if ranges else {}
+    shifts = _shifts(serial.best, context, contention) if effort.ranges else {}
     results = [_with_speedup(result, serial.best, shifts, context, contention) for result in results]
     serial = next(r for r in results if r.strategy is serial.strategy)
     best = min((r for r in results if r.best is not None), key=_time)
@@ -164,7 +178,7 @@ def plan_operator(
     verdict = _verdict(best, overlapping, ceiling)
     if verdict == "serial":
         best = serial
-    cause = _cause(verdict, ceiling, context, overlapping, contention, runs)
+    cause = _cause(verdict, ceiling, context, overlapping, contention, effort)
     findings = dict.fromkeys((*context.prices.findings, *(f for r in results for f in r.findings)))
     return OperatorResult(context, tuple(results), serial, best, bound, ceiling, verdict, cause, tuple(findings))
 
@@ -174,48 +188,22 @@ def _time(result: StrategyResult) -> float:
     return result.best.predicted_s
 
 
-def _plan_strategy(strategy: Strategy, context: Context, contention: bool, runs: int) -> StrategyResult:
+def _plan_strategy(strategy: Strategy, context: Context, contention: bool, effort: Effort) -> StrategyResult:
     applicability = strategy.applies_to(context)
     if not applicability.applies:
         return StrategyResult(strategy, applicability)
-    proposals = list(itertools.islice(_proposals(strategy.parameters(context)), runs))
+
+    def run_s(parameters: Parameters) -> float:
+        return simulate(strategy, context, parameters, contention=contention).duration_s
+
+    proposals = list(itertools.islice(propose(strategy.parameters(context)), effort.runs))
     if not proposals:
         raise StrategyError(f"{strategy.name} applies but proposes no parameters; its ParameterSpace is empty")
-    candidates = [
-        Candidate(strategy, p, simulate(strategy, context, p, contention=contention).duration_s, value)
-        for value, p in proposals
-    ]
     # min takes the first of equals: the screen's order stands, fewest groups first.
-    best = min(candidates, key=lambda candidate: candidate.predicted_s)
+    first, seconds = min(((p, run_s(p.parameters)) for p in proposals), key=lambda entry: entry[1])
+    chosen, seconds = refine(first, seconds, run_s, effort.refinements)
+    best = Candidate(strategy, chosen.parameters, seconds, chosen.screened_s)
     return StrategyResult(strategy, applicability, best, findings=strategy.findings(context, best.parameters))
-
-
-def _proposals(space: ParameterSpace) -> Iterator[tuple[float | None, Parameters]]:
-    """Yield (screened value, parameters), each once: what is most worth running first."""
-    if space.partitions is None:
-        points = list(space.points())
-        if space.screen is not None:
-            screen = space.screen
-            points.sort(key=screen)
-        yield from ((None, point) for point in points)
-        return
-    solved = [(solve(partition)[0], partition) for point in space.points() for partition in space.partitions(point)]
-    solved.sort(key=lambda entry: entry[0].value_s)
-    seen = set()
-    # One split of every problem, then the next of every problem: few runs still see every belief.
-    for column in itertools.zip_longest(*(_splits(best, partition) for best, partition in solved)):
-        for entry in column:
-            if entry is not None and repr(entry[1]) not in seen:
-                seen.add(repr(entry[1]))
-                yield entry
-
-
-def _splits(best: Split, partition: Partition) -> Iterator[tuple[float, Parameters]]:
-    """Yield the optimum, then the best split for every number of groups that comes near it, nearest first."""
-    yield best.value_s, partition.to_parameters(best.cuts)
-    others = [s for s in best_by_groups(partition, MAX_GROUPS) if s.value_s <= WORTH_RUNNING * best.value_s]
-    for split in sorted(others, key=lambda split: split.value_s):
-        yield split.value_s, partition.to_parameters(split.cuts)
 
 
 Shifts = Mapping[tuple[Family, Literal["low", "high"]], float]
@@ -283,7 +271,7 @@ def _cause(
     context: Context,
     overlapping: Sequence[StrategyResult],
     contention: bool,
-    runs: int,
+    effort: Effort,
 ) -> Cause:
     """Name what keeps overlap from paying: the first change that would make it pay."""
     if verdict == "overlap":
@@ -295,8 +283,10 @@ def _cause(
     if ceiling < 1 + TIE_MARGIN:
         return "little_to_hide"
 
+    brief = replace(effort, refinements=0)
+
     def pays(changed: Context, with_contention: bool = contention) -> bool:
-        times = [_plan_strategy(s, changed, with_contention, runs).best for s in applying]
+        times = [_plan_strategy(s, changed, with_contention, brief).best for s in applying]
         return any(c is not None and serial_s / c.predicted_s > 1 + TIE_MARGIN for c in times)
 
     prices = context.prices

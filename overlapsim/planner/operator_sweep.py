@@ -11,13 +11,11 @@ from typing import Any, Final
 from overlapsim.cost.prices import PriceBook
 from overlapsim.hardware.profile import Cluster
 from overlapsim.plan import Cause, Verdict
-from overlapsim.planner.operator import plan_operator
+from overlapsim.planner.operator import QUICK, plan_operator
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.registry import load_strategies
 from overlapsim.workload.operators import CollectiveKind, GemmOp, gemm_then_collective
 
-RUNS: Final = 4
-"""Candidates of one strategy that the engine runs for each point."""
 CHUNK: Final = 64
 # Shared model results of one chunk of points; dropped with it, so that memory does not grow with the sweep.
 
@@ -99,7 +97,7 @@ def _plan_chunk(
     for question in questions:
         prices = PriceBook(cluster, question.ranks, gemm=question.gemm, kind=question.kind, models=models)
         graph = gemm_then_collective(question.gemm, question.kind, question.ranks)
-        result = plan_operator(Context(graph, prices), strategies, contention=contention, ranges=False, runs=RUNS)
+        result = plan_operator(Context(graph, prices), strategies, contention=contention, effort=QUICK)
         assert result.serial.best is not None and result.best.best is not None
         overlapping = [r.best for r in result.results if r.best is not None and r.strategy.overlaps]
         fastest = min(overlapping, key=lambda candidate: candidate.predicted_s, default=None)

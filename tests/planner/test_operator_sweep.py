@@ -7,9 +7,9 @@ import pytest
 
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.plan import OperatorInputs
-from overlapsim.planner.operator import plan_operator
+from overlapsim.planner.operator import QUICK, plan_operator
 from overlapsim.planner.operator_plan import context_from
-from overlapsim.planner.operator_sweep import RUNS, Answer, Question, sweep_operators
+from overlapsim.planner.operator_sweep import Answer, Question, sweep_operators
 from overlapsim.strategy.registry import load_strategies
 from overlapsim.workload.operators import GemmOp
 
@@ -33,7 +33,7 @@ def test_a_point_of_a_sweep_is_the_plan_without_ranges() -> None:
     for answer in sweep_operators(cluster, questions(2)):
         op, kind, ranks = answer.question.gemm, answer.question.kind, answer.question.ranks
         inputs = OperatorInputs("a100-sxm8", "", 1, ranks, op.m, op.n, op.k, op.dtype, op.accumulate, kind)
-        result = plan_operator(context_from(inputs, cluster), load_strategies(), ranges=False, runs=RUNS)
+        result = plan_operator(context_from(inputs, cluster), load_strategies(), effort=QUICK)
         assert (answer.verdict, answer.cause, answer.best) == (result.verdict, result.cause, result.best.strategy.name)
         assert answer.serial_s == result.serial.prediction.value_s
         assert answer.best_s == result.best.prediction.value_s
