@@ -114,6 +114,12 @@ class PriceBook:
 
     def vendor_gemm(self, op: GemmOp) -> GemmCost:
         """Cost of the vendor library's kernel on all SMs."""
+        key = ("vendor", op)
+        if key not in self._gemms:
+            self._gemms[key] = self._vendor_gemm(op)
+        return self._gemms[key]
+
+    def _vendor_gemm(self, op: GemmOp) -> GemmCost:
         if self.gemm_time_s is not None and self._is_measured(op):
             cost = gemm_cost(op, self._device, tile=self.tile, measured_s=self.gemm_time_s)
         else:
@@ -140,6 +146,12 @@ class PriceBook:
             If the tile cannot be used with this output.
         """
         tile = self._kernel_tile(op) if tile is None else checked_tile(op, tile, self._device)
+        key = (strategy, op, tile)
+        if key not in self._gemms:
+            self._gemms[key] = self._kernel_gemm(op, strategy, tile)
+        return self._gemms[key]
+
+    def _kernel_gemm(self, op: GemmOp, strategy: str, tile: Tile) -> GemmCost:
         if self.vendor_kernels:
             vendor = self.vendor_gemm(op)
             cost = self._template_model(op, tile)
@@ -193,6 +205,10 @@ class PriceBook:
                 demands=tuple(d for d in cost.demands if d.amount > 0 and carries(device, d.resource)),
             )
         return self._costs[key]
+
+    @cached_property
+    def _gemms(self) -> dict[tuple[Any, ...], GemmCost]:
+        return {}
 
     @cached_property
     def _costs(self) -> dict[tuple[CollectiveKind, int, float, int], Cost]:
