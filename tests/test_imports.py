@@ -33,7 +33,9 @@ ONLY_HERE = {
     "simpy": {"overlapsim/engine/reference.py"},
     "torch": set(),
     "triton": set(),
-    "matplotlib": {"overlapsim/report/plots.py"},
+    "matplotlib": {
+        f"overlapsim/report/{name}.py" for name in ("plots", "compare_plot", "figures", "scatter", "curves")
+    },
 }
 PUBLIC = {"overlapsim." + room for room in ("cost", "strategy", "schedule", "workload", "plan", "units", "errors")}
 

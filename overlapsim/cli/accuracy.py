@@ -10,6 +10,7 @@ from typing import Final
 import click
 
 from overlapsim.accuracy.suite import Group, Suite
+from overlapsim.cli.options import check_targets
 from overlapsim.cli.output import print_json
 
 # Suite -> module with `evaluate(data: Path | None) -> Suite`; imported when asked for.
@@ -24,14 +25,23 @@ SUITES: Final = {
 @click.command("accuracy")
 @click.option("--suite", type=click.Choice(list(SUITES)), required=True, help="What to score.")
 @click.option("--data", type=click.Path(path_type=Path), help="Score this table instead (format: docs/accuracy.md).")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw predicted against measured (.png or .svg).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(suite: str, data: Path | None, as_json: bool) -> None:
+def command(suite: str, data: Path | None, plot: Path | None, as_json: bool) -> None:
     """Score predictions against measurements."""
+    check_targets(plot=plot)
     result: Suite = importlib.import_module(SUITES[suite]).evaluate(data)
+    if plot is not None:
+        from overlapsim.report.scatter import accuracy_plot
+
+        of = "" if data is None else f" on {data.name}"
+        accuracy_plot(result.rows, plot, title=f"accuracy of {result.suite}{of}")
     if as_json:
         print_json(result.to_dict())
         return
     _table(result)
+    if plot is not None:
+        click.echo(f"plot written to {plot}")
 
 
 def _table(result: Suite) -> None:

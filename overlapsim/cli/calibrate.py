@@ -14,6 +14,7 @@ from overlapsim.calibration.regimes import RegimeError
 from overlapsim.calibration.report import report_of
 from overlapsim.cli.measured import hints_of, measured_options, progress_line, read_files, show_findings
 from overlapsim.cli.output import print_json
+from overlapsim.errors import CalibrationError
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.plan import Finding
 from overlapsim.units import format_bandwidth, format_time
@@ -50,6 +51,9 @@ def command(
     # File names may hold host names; the profile is to be passed on.
     kept = [Finding(finding.code, _unnamed(finding.message, files)) for finding in told]
     records = [record for reading in readings for record in reading.records]
+    devices = sorted({reading.header.device for reading in readings if reading.header.device})
+    if len(devices) > 1:
+        raise CalibrationError(f"the files are of {len(devices)} devices ({', '.join(devices)}); a profile is of one")
     header = next((reading.header for reading in readings if reading.header.device), readings[0].header)
     result = calibrate(records, base, cluster, header=header, findings=kept, progress=tell)
     profile = write_profile(result, output)

@@ -17,6 +17,8 @@ COMMANDS: Final = {
     "operator": ("overlapsim.cli.operator", "Plan how one GEMM overlaps with its collective."),
     "crossover": ("overlapsim.cli.crossover", "Find the row count from which overlap pays."),
     "trace": ("overlapsim.cli.trace", "Simulate a plan file again; write its trace or plot."),
+    "calibrate": ("overlapsim.cli.calibrate", "Turn measurements into a profile of your machine."),
+    "compare": ("overlapsim.cli.compare", "Hold a measured file against the prediction."),
     "accuracy": ("overlapsim.cli.accuracy", "Score predictions against measurements, by group and regime."),
     "profiles": ("overlapsim.cli.profiles", "List, show and check hardware profiles."),
     "strategies": ("overlapsim.cli.strategies", "List and show overlap strategies."),

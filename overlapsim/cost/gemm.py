@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from overlapsim.cost.base import MEASURED, Cost, Demand, Spread, hbm_name, hbm_rate
+from overlapsim.cost.gemm_fitted import FAMILY, MEASURED_M, MEASURED_N_K, FittedGemm, fitted_gemm
+from overlapsim.cost.gemm_model import ALIGNMENT_BYTES, BK, UNALIGNED_SLOWDOWN
 from overlapsim.cost.tiles import TileGrid
 from overlapsim.errors import StrategyError, UsageError
 from overlapsim.hardware.profile import DeviceSpec, Source
@@ -16,8 +18,8 @@ from overlapsim.workload.operators import GemmOp
 
 Tile = tuple[int, int, int]
 
-# The next five are priors of the model's form, the same for every device; what differs between devices is in the
-# profile.  They were chosen on 2387 shapes of A100 and 2869 of H100 (hwprofiles/SOURCES.md, AIC-GEMM and FIT-GEMM).
+# The next five are priors of the form for devices without a fit; what differs between devices is in the profile.
+# They were chosen on 2387 shapes of A100 and 2869 of H100 (hwprofiles/SOURCES.md, AIC-GEMM and FIT-GEMM).
 # Pipeline fill and drain of one wave: the tables give 0.1 us (H100) to 2.1 us (A100).
 WAVE_FILL_S: Final = 0.5e-6
 # What one SM draws from L2: tables give 64 to 128 bytes a clock; without it tiny tiles would look free.
@@ -33,9 +35,6 @@ SPLIT_REDUCE_S: Final = 2e-6
 LONG_KERNEL_S: Final = 100e-6
 LONG_KERNEL: Final = Spread(0.88, 1.22, "prior")
 SHORT_KERNEL: Final = Spread(0.80, 1.33, "prior")
-# The tables end here; beyond, the model extrapolates.
-MEASURED_M: Final = (16, 32768)
-MEASURED_N_K: Final = (32, 32768)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +75,11 @@ def gemm_cost(
 ) -> GemmCost:
     """Time of the vendor library's kernel.
 
+    A device with a fit for the dtype (``DeviceSpec.fits``, ``gemm.bf16``; fp16
+    and bf16 share one) is priced by `overlapsim.cost.gemm_fitted`: the
+    parametric form of `overlapsim.cost.gemm_model` and the residual layer of
+    the fit's table.  Without a fit the form below takes ``KernelSpec``.
+
     Model: CTAs run in whole waves on the SMs they get; a wave is fill plus
     main-loop steps at ``gemm_efficiency`` of the peak, and the last wave's
     tiles are stored at one SM's share of HBM.  Memory time is the longer of
@@ -95,7 +99,9 @@ def gemm_cost(
     Returns
     -------
     GemmCost
-        Valid for m of 16 to 32768 and n, k of 32 to 32768; ``in_range`` is False outside.
+        Valid for m of 16 to 32768 and n, k of 32 to 32768; ``in_range`` is False outside, where nothing was
+        measured on this device, and where n or k are not multiples of 16 bytes (then the main loop takes twice as
+        long, a stated prior).  Below 16 rows a fitted time is that of 16.
 
     Raises
     ------
@@ -117,9 +123,11 @@ def gemm_cost(
     >>> cost.waves, round(cost.duration_s * 1e3, 3)
     (20, 2.485)
     """
-    sms = _checked_sms(sms, device)
+    sms = checked_sms(sms, device)
     if tile is not None or measured_s is not None:
         return _fixed_kernel(op, device, sms, tile, measured_s, 1.0)
+    if (fitted := fitted_gemm(device, op.dtype, op.accumulate)) is not None:
+        return _from_fit(op, device, sms, fitted)
     time_s, chosen, split = _best(op, device, sms, device.kernels.gemm_tiles, SPLITS)
     return _from_model(op, device, sms, chosen, split, time_s)
 
@@ -142,7 +150,25 @@ def template_gemm_cost(
     The slowdown is a prior of the profile (1.14 to 1.16 on an A800, hwprofiles/SOURCES.md, FLASH-GAP); on
     architectures a template was not written for it can exceed 2, so measure it.
     """
-    return _fixed_kernel(op, device, _checked_sms(sms, device), tile, measured_s, device.kernels.template_slowdown)
+    return _fixed_kernel(op, device, checked_sms(sms, device), tile, measured_s, device.kernels.template_slowdown)
+
+
+def linear_gemm_cost(op: GemmOp, device: DeviceSpec) -> GemmCost:
+    """Time of a linear layer on all SMs that quantises its 16-bit input to the narrow dtype of `op` first.
+
+    ``linear fp8`` against the ``fp8 kernel`` of `gemm_cost`: two operators,
+    since quantising adds 10 us to small and up to 80 % to large shapes.
+    For 16-bit dtypes the two are the same.
+
+    Raises
+    ------
+    ProfileError
+        If the device has no rate for the dtype.
+    """
+    fitted = fitted_gemm(device, op.dtype, op.accumulate)
+    if fitted is None or not fitted.quantises:
+        return gemm_cost(op, device)
+    return _from_fit(op, device, device.num_sms, fitted, quantise=True)
 
 
 def hbm_bytes(op: GemmOp, device: DeviceSpec, tile: Sequence[int], sms: int) -> float:
@@ -198,11 +224,13 @@ def _fixed_kernel(
 ) -> GemmCost:
     """One kernel without split k, its tile given or the fastest on all SMs: a kernel does not change with its SMs."""
     if tile is None:
-        chosen = _best(op, device, device.num_sms, device.kernels.gemm_tiles, (1,))[1]
+        chosen = _best(op, device, device.num_sms, _distinct(device), (1,))[1]
     else:
         chosen = checked_tile(op, tile, device)
     if measured_s is None:
         time_s = _kernel_time_s(op, device, sms, chosen, 1) * slowdown
+        if (fitted := fitted_gemm(device, op.dtype, op.accumulate)) is not None:
+            return _cost(op, device, sms, chosen, 1, time_s, *fitted.belief(op.m, op.n, op.k))
         return _from_model(op, device, sms, chosen, 1, time_s)
     check_measured(op, device, measured_s)
     grid = TileGrid(op.m, op.n, chosen[0], chosen[1])
@@ -224,14 +252,25 @@ def _best(
     return min(candidates, key=lambda candidate: (candidate[0], -candidate[1][2]))
 
 
+def _distinct(device: DeviceSpec) -> Sequence[Tile]:
+    """Tiles that may differ in time: fitted models know no BK, so the deepest of each (BM, BN) stands for all."""
+    tiles = device.kernels.gemm_tiles
+    if not any(name.startswith(FAMILY) for name in device.fits):
+        return tiles
+    return tuple({tile[:2]: tile for tile in sorted(tiles, key=lambda tile: tile[2])}.values())
+
+
 def _may_split(op: GemmOp, tile: Tile, split: int, sms: int) -> bool:
     """One wave holds all parts: a split into several waves gains nothing that a smaller tile does not."""
     return TileGrid(op.m, op.n, tile[0], tile[1]).num_tiles * split <= sms and op.k >= split * SPLIT_LEAST_K
 
 
 def _kernel_time_s(op: GemmOp, device: DeviceSpec, sms: int, tile: Tile, split: int) -> float:
-    kernels = device.kernels
     bm, bn, bk = tile
+    if (fitted := fitted_gemm(device, op.dtype, op.accumulate)) is not None:
+        assert split == 1, "a fitted model splits k itself"
+        return fitted.kernel(op.m, op.n, op.k, bm, bn, sms)
+    kernels = device.kernels
     tiles = TileGrid(op.m, op.n, bm, bn).num_tiles
     waves = -(-tiles * split // sms)
     element_bytes = dtype_bytes(op.dtype)
@@ -239,7 +278,7 @@ def _kernel_time_s(op: GemmOp, device: DeviceSpec, sms: int, tile: Tile, split: 
     hbm_per_s = hbm_rate(device)
 
     steps = -(-op.k // (bk * split))
-    main_loop_s = steps * 2.0 * bm * bn * bk / flop_per_s_sm
+    main_loop_s = steps * 2.0 * bm * bn * bk / flop_per_s_sm * _alignment(op)
     epilogue_s = bm * bn * element_bytes / (hbm_per_s / device.num_sms)
     compute_s = waves * (main_loop_s + WAVE_FILL_S) + epilogue_s
 
@@ -252,13 +291,28 @@ def _kernel_time_s(op: GemmOp, device: DeviceSpec, sms: int, tile: Tile, split: 
     return kernels.gemm_launch_s + math.hypot(compute_s, memory_s) + reduce_s
 
 
+def _alignment(op: GemmOp) -> float:
+    """Factor of main loops: rows of n or k elements that do not start at 16 bytes take narrow loads."""
+    element_bytes = dtype_bytes(op.dtype)
+    aligned = op.n * element_bytes % ALIGNMENT_BYTES == 0 and op.k * element_bytes % ALIGNMENT_BYTES == 0
+    return 1.0 if aligned else UNALIGNED_SLOWDOWN
+
+
+def _from_fit(op: GemmOp, device: DeviceSpec, sms: int, fitted: FittedGemm, *, quantise: bool = False) -> GemmCost:
+    time_s, (bm, bn), split = fitted.best(op.m, op.n, op.k, sms, quantise=quantise)
+    on_sms = op.flop / device.peak(op.dtype, op.accumulate) * device.num_sms / sms
+    time_s = max(time_s, lower_bound_s(op, device), on_sms)
+    belief = fitted.belief(op.m, op.n, op.k, quantise=quantise)
+    return _cost(op, device, sms, (bm, bn, BK), split, time_s, *belief)
+
+
 def _from_model(op: GemmOp, device: DeviceSpec, sms: int, tile: Tile, split: int, time_s: float) -> GemmCost:
     known = device.sources.get("kernels.gemm_efficiency")
     trust = known.trust if known is not None else "low"
     measured_box = MEASURED_M[0] <= op.m <= MEASURED_M[1] and all(
         MEASURED_N_K[0] <= size <= MEASURED_N_K[1] for size in (op.n, op.k)
     )
-    in_range = measured_box and known is not None and known.layer != "prior"
+    in_range = measured_box and known is not None and known.layer != "prior" and _alignment(op) == 1.0
     source = Source("derived", f"wave model with kernels.gemm_efficiency of {device.name}", trust)
     spread = LONG_KERNEL if time_s > LONG_KERNEL_S else SHORT_KERNEL
     return _cost(op, device, sms, tile, split, time_s, spread, source, in_range)
@@ -276,7 +330,9 @@ def _cost(
     in_range: bool,
 ) -> GemmCost:
     grid = TileGrid(op.m, op.n, tile[0], tile[1])
-    traffic = Demand(hbm_name(0), hbm_bytes(op, device, tile, sms), hbm_rate(device))
+    # A fit may stream faster than the profile's round share of HBM; a kernel alone is never slowed by its own demand.
+    rate = hbm_rate(device)
+    traffic = Demand(hbm_name(0), min(hbm_bytes(op, device, tile, sms), time_s * rate), rate)
     return GemmCost(
         duration_s=time_s,
         sm=sms,
@@ -292,7 +348,14 @@ def _cost(
     )
 
 
-def _checked_sms(sms: int | None, device: DeviceSpec) -> int:
+def checked_sms(sms: int | None, device: DeviceSpec) -> int:
+    """SMs that a kernel gets; all of the device's when None.
+
+    Raises
+    ------
+    StrategyError
+        If the device does not have that many.
+    """
     if sms is None:
         return device.num_sms
     if not 1 <= sms <= device.num_sms:

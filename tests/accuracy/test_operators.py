@@ -1,12 +1,14 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from overlapsim.accuracy.operator_data import load_split, refit
 from overlapsim.accuracy.operators import BAR, LARGE_TABLE, ROUGH, ROUGH_BAR, evaluate
 from overlapsim.accuracy.roughness import roughness
-from overlapsim.calibration.operator_tables import parse_rows
+from overlapsim.calibration.operator_models import group_works
+from overlapsim.calibration.operator_tables import parse_rows, to_seconds
 from overlapsim.errors import CalibrationError
 from overlapsim.hardware.loading import load_device
 
@@ -127,21 +129,45 @@ def test_wrong_units_show_as_errors_and_not_as_silence(tmp_path, suite):
 
 
 def test_shipped_constants_are_those_of_the_fitted_half(split):
-    # One device with few rows; every other one in the slow test.
-    check_refit(split, "h800-sxm5-80gb")
+    # One table with few rows; all others in the slow test.
+    chosen = [row for row in split.rows if row.table == "infersim_h800_attention" and split.is_fitted(row)]
+    check_refit(split, "h800-sxm5-80gb", chosen)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "device", ["a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "l40s", "h20-sxm-96gb"]
+    "device",
+    [
+        *("a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "l40s"),
+        *("h20-sxm-96gb", "h800-sxm5-80gb"),
+    ],
 )
 def test_all_shipped_constants_are_those_of_the_fitted_half(split, device):
     check_refit(split, device)
 
 
-def check_refit(split, name):
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["a100_sxm", "b200_sxm", "h100_sxm"])
+@pytest.mark.parametrize("column", ["seq", "heads"])
+def test_prefill_holds_on_blocks_that_no_fit_saw(split, device, column):
+    table = f"aic_{device}_attention_prefill_bf16"
+    unseen = {"seq": {"8192", "16384"}, "heads": {"16", "64"}}[column]
+    rows = [row for row in split.rows if row.table == table]
+    bare = dataclasses.replace(load_device(split.device_name(table)), fits={})
+    (fit,) = refit(split, bare, [row for row in rows if row.columns[column] not in unseen])
+    fresh = dataclasses.replace(bare, fits={"attention.prefill_bf16": fit})
+    test = [row for row in rows if row.columns[column] in unseen]
+    works = [row.work() for row in test]
+    (group,) = group_works(works)
+    measured = [to_seconds(row.value, row.unit, work) for row, work in zip(test, works, strict=True)]
+    error = abs(group.prices(fresh).seconds / measured - 1)
+    assert np.median(error) < 0.07
+    assert np.quantile(error, 0.9) < 0.18
+
+
+def check_refit(split, name, rows=None):
     device = load_device(name)
-    fits = refit(split, dataclasses.replace(device, fits={}))
+    fits = refit(split, dataclasses.replace(device, fits={}), rows)
     assert fits
     for fit in fits:
         shipped = device.fits[f"{fit.family}.{fit.key}"]

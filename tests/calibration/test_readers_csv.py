@@ -112,9 +112,15 @@ def test_errors(text: str, hints: Hints, message: str) -> None:
         parse_csv_table(text, "t.csv", hints)
 
 
-def test_a_cut_off_last_line_is_reported() -> None:
-    reading = parse_csv_table("size_bytes,time_us\n8,41\n16", "t.csv", NODE)
+@pytest.mark.parametrize("end", ["16", "16,", "16,0.00", "16,0.0004"])
+def test_a_cut_off_last_line_is_reported(end: str) -> None:
+    reading = parse_csv_table(f"size_bytes,time_s\n8,0.000411\n{end}", "t.csv", NODE)
     assert (len(reading.records), [finding.code for finding in reading.findings]) == (1, ["cut_off"])
+
+
+def test_a_last_line_without_an_end_may_be_whole() -> None:
+    reading = parse_csv_table("size_bytes,time_s\n8,0.000411\n16,0.000512", "t.csv", NODE)
+    assert (len(reading.records), reading.findings) == (2, ())
 
 
 @pytest.mark.parametrize(

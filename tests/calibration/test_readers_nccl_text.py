@@ -233,7 +233,11 @@ def test_a_log_without_its_beginning() -> None:
     assert {(record.op, record.ranks) for record in reading.records} == {("all_reduce", 8)}
     assert codes(reading) >= {"ranks_derived", "collective_derived"}
     with pytest.raises(CalibrationError, match="give --collective"):
-        read("\n".join(table("all_gather", 8)[2:] + footer("all_gather", new=False)))
+        read("\n".join(table("all_gather", 8, wrong="N/A")[2:] + footer("all_gather", new=False)))
+    for name in ("all_gather", "all_to_all"):
+        unnamed = read("\n".join(table(name, 8)[2:] + footer(name, new=False)))
+        assert {record.op for record in unnamed.records} == {name}
+        assert "collective_derived" in codes(unnamed)
 
 
 def test_built_without_mpi() -> None:

@@ -141,6 +141,31 @@ def test_b06_nvls_tree_and_tree_are_equally_fast_and_differ_in_sms():
     assert registered.sms == 4 and registered.objective_s < both.best.objective_s
 
 
+@pytest.mark.parametrize(
+    ("cluster", "ranks", "algorithm", "size", "measured_us"),
+    [
+        # Custom all-reduce of two inference engines (TensorRT-LLM 1.3, vLLM 0.24 in a CUDA graph), bf16.
+        ("h100-sxm8", 8, "one_shot", 1024, 3.2),
+        ("h100-sxm8", 8, "one_shot", 2**17, 6.2),
+        ("h100-sxm8", 8, "one_shot", 2**20, 26.0),
+        ("h100-sxm8", 2, "one_shot", 2**20, 6.1),
+        ("b200-sxm8", 8, "one_shot", 1024, 5.4),
+        ("b200-sxm8", 8, "one_shot", 2**20, 17.8),
+        ("h100-sxm8", 8, "two_shot", 2**24, 92.4),
+        ("h100-sxm8", 4, "two_shot", 2**24, 98.8),
+    ],
+)
+def test_custom_all_reduce_kernels(cluster, ranks, algorithm, size, measured_us):
+    seconds = float(algorithm_seconds(CLUSTERS[cluster], "all_reduce", ranks, algorithm, [size])[0])
+    assert seconds * 1e6 == pytest.approx(measured_us, rel=0.15)
+
+
+def test_small_all_reduce_goes_to_one_shot_and_large_ones_to_the_switch():
+    small, large = (choose(CLUSTERS["h100-sxm8"], "all_reduce", size, 8).best for size in (4096, 256 * MIB))
+    assert (small.algorithm, large.algorithm) == ("one_shot", "nvls")
+    assert small.seconds < 0.3 * choose(CLUSTERS["h100-sxm8"], "all_reduce", 4096, 8, forced="ring").best.seconds
+
+
 def test_the_objective_can_change_the_answer():
     """Copy engines are slower than the ring's kernels for small gathers, and take no SM."""
     cluster = CLUSTERS["h100-sxm8"]

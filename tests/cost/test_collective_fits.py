@@ -127,6 +127,13 @@ def test_fabric_time_rises_with_size_and_falls_with_nic_rate(nodes, kind, size):
     assert (fast.seconds(kind, at) <= slow.seconds(kind, at) * (1 + 1e-12)).all()
 
 
+def test_a_node_that_is_not_full_uses_the_nics_of_its_own_gpus():
+    """All-to-all of 2 x 2 GPUs leaves each node by two NICs, not by eight."""
+    cluster = load_cluster("h100-sxm8").with_nodes(2)
+    few, all_ = (fitted_price(cluster, "all_to_all", ranks, 2).seconds(np.array([2.0**32]))[0] for ranks in (4, 16))
+    assert few == pytest.approx(all_, rel=0.02)
+
+
 def test_thousands_of_ranks():
     pod = load_cluster("h100-sxm8").with_nodes(256)
     model = CollectiveModel(pod, "all_reduce", 2048)

@@ -6,11 +6,12 @@ from hypothesis import strategies as st
 
 from overlapsim.cost.base import MEASURED, hbm_rate
 from overlapsim.cost.gemm import checked_tile, gemm_cost, hbm_bytes, lower_bound_s, template_gemm_cost
+from overlapsim.cost.prices import PriceBook
 from overlapsim.errors import ProfileError, StrategyError, UsageError
-from overlapsim.hardware.loading import load_device
+from overlapsim.hardware.loading import load_cluster, load_device
 from overlapsim.workload.operators import GemmOp
 from tests.cost.machines import A100, H100, TILES
-from tests.cost.published import COMM_SMS, published_tau_s, stored_plans
+from tests.cost.published import COMM_SMS, RANKS, published_tau_s, stored_plans
 
 sizes = st.integers(1, 20000)
 ops = st.builds(GemmOp, sizes, sizes, sizes, st.just("fp16"))
@@ -24,13 +25,13 @@ def tflop_per_s(device, m, n, k):
     return op.flop / gemm_cost(op, device).duration_s / 1e12
 
 
-# Library linear layers, bf16, TFLOP/s (hwprofiles/SOURCES.md, AIC-GEMM).
+# Library linear layers, bf16, TFLOP/s (hwprofiles/SOURCES.md, AIC-GEMM); the residual layer smooths single cells.
 @pytest.mark.parametrize(
     ("device", "size", "published", "tolerance"),
     [
         ("a100-sxm4-80gb", 4096, 267, 0.08),
         ("a100-sxm4-80gb", 8192, 263, 0.04),
-        ("h100-sxm5-80gb", 4096, 789, 0.03),
+        ("h100-sxm5-80gb", 4096, 789, 0.05),
         ("h100-sxm5-80gb", 8192, 783, 0.04),
     ],
 )
@@ -48,10 +49,11 @@ def test_tiny_shapes_sit_at_the_launch_floor(device, published_us):
 
 @pytest.mark.parametrize("plan", stored_plans(), ids=lambda plan: f"m{plan.m}")
 def test_unmeasured_kernels_come_near_the_artifact(plan):
-    # Vendor time there: series baseline less the collective, 2.04 and (scaled by m) about 7.9 ms; template 1.15 x.
-    device = load_device("a800-sxm4-80gb")
+    # Vendor time there: series baseline less the collective, 2.04 and (scaled by m) about 7.9 ms; with the signalled
+    # epilogue 1.15 x.
     op = GemmOp(plan.m, plan.n, plan.k, "fp16", "fp16")
-    kernel = template_gemm_cost(op, device, tile=(plan.bm, plan.bn))
+    book = PriceBook(load_cluster("a800-sxm8"), RANKS)
+    kernel = book.kernel_gemm(op, "wave_group", (plan.bm, plan.bn))
     assert kernel.duration_s * 1e3 == pytest.approx(plan.gemm_ms, rel=0.1)
     assert kernel.tile == (256, 128, 64)
 
@@ -122,8 +124,12 @@ def test_never_below_flop_or_memory(op, device, data):
         assert op.operand_bytes + op.output_bytes <= memory.amount <= cost.duration_s * memory.capacity * (1 + 1e-12)
 
 
+# Whole 16-byte rows: a size that is not aligned may cost more than one that is a little larger.
+aligned_ops = st.builds(GemmOp, sizes, sizes.map(lambda n: 8 * n), sizes.map(lambda k: 8 * k), st.just("fp16"))
+
+
 @quick
-@given(ops, devices, tiles, st.integers(1, 132), st.sampled_from("mnk"), st.integers(2, 5))
+@given(aligned_ops, devices, tiles, st.integers(1, 132), st.sampled_from("mnk"), st.integers(2, 5))
 def test_monotone_in_each_size_at_one_tile(op, device, tile, sms, grown, times):
     sms = min(sms, device.num_sms)
     larger = GemmOp(**{**{d: getattr(op, d) for d in "mnk"}, grown: getattr(op, grown) * times}, dtype=op.dtype)
@@ -246,3 +252,20 @@ def test_measured_time_below_the_memory_bound_is_refused():
 def test_dtype_without_a_rate_is_refused():
     with pytest.raises(ProfileError, match="fp8"):
         gemm_cost(GemmOp(256, 256, 256, "fp8"), A100)
+
+
+@pytest.mark.parametrize("device", [A100, load_device("h100-sxm5-80gb")], ids=["profile", "fit"])
+def test_odd_vocabularies_take_about_twice_as_long(device):
+    odd, even = (gemm_cost(GemmOp(8192, n, 4096), device) for n in (50257, 50264))
+    assert 1.7 < odd.duration_s / even.duration_s < 2.2
+    assert even.in_range is odd.in_range or not odd.in_range
+    assert not odd.in_range
+    # 16 bytes are 8 elements of bf16 and 16 of fp8.
+    fp8 = [gemm_cost(GemmOp(8192, n, 4096, "fp8"), H100).duration_s for n in (50264, 50272)]
+    assert fp8[0] > 1.7 * fp8[1]
+
+
+def test_consumer_parts_take_the_rate_of_their_accumulate_type():
+    device = load_device("rtx-4090")
+    full, half = (gemm_cost(GemmOp(8192, 8192, 8192, "fp16", accumulate), device) for accumulate in ("fp32", "fp16"))
+    assert full.duration_s == pytest.approx(2 * half.duration_s, rel=0.1)

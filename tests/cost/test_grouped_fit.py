@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapsim.cost.grouped_fit import GroupedShapes, grouped_prices, lower_bound_s
+from overlapsim.cost.grouped_fit import GroupedShapes, grouped_cost, grouped_prices, lower_bound_s
 from overlapsim.errors import StrategyError, UsageError
 from overlapsim.hardware.loading import load_device
 
@@ -77,6 +77,15 @@ def test_prior_is_never_in_range():
     assert not price.in_range.any()
     assert price.fit.num_points == 0
     assert grouped_prices(GroupedShapes.of(1, 4096, 8192, 8192), B200, "simumax_bf16").in_range.all()
+
+
+def test_cost_says_what_it_takes():
+    shapes = GroupedShapes.of(8, 4096, 4096, 7168)
+    cost = grouped_cost(shapes, H800, "deepgemm_contiguous_fp8", dtype="fp8", sms=120)
+    assert (cost.family, cost.sm, cost.spread.origin) == ("gemm", 120, "residual")
+    assert cost.demands[0].amount == shapes.hbm_bytes(1)[0]
+    # Published: 1346 TFLOP/s on all SMs.
+    assert shapes.flop[0] / cost.duration_s / 1e12 == pytest.approx(1346 * 120 / 132, rel=0.15)
 
 
 def test_arrays_and_refusals():

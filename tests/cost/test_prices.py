@@ -217,7 +217,7 @@ def test_collective_sms_can_be_given():
 
 def test_findings_name_what_was_not_measured():
     assert codes(BARE.findings) == ["profile_not_calibrated", "gemm_time_assumed"]
-    assert codes(replace(BARE, kind="all_reduce").findings)[-1] == "curve_assumed"
+    assert codes(replace(BARE, kind="all_reduce").findings)[-1] == "not_calibrated"
     assert codes(MEASURED.findings) == ["profile_not_calibrated"]
     assert codes(replace(MEASURED, cluster=replace(POD, calibrated=True)).findings) == []
     (finding,) = BARE.kernel_findings("wave_group")

@@ -1,0 +1,1 @@
+"""Readers of what benchmark tools and profilers write; each gives records and findings."""
