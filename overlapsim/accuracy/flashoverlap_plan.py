@@ -39,7 +39,8 @@ def published_groups(
     first, last = np.triu_indices(count)
     tau = np.zeros((count, count))
     tau[first, last] = tau_s((done[last + 1] - done[first]) * tile_bytes)
-    best, best_cuts = kernel_s + float(tau[0, count - 1]), (count,)
+    best = kernel_s + float(tau[0, count - 1])
+    best_cuts: tuple[int, ...] = (count,)
     for cuts in _partitions(count):
         if len(cuts) == 1 or (len(cuts) > 5 and cuts[0] > 2):
             continue

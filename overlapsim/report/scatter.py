@@ -24,13 +24,15 @@ BANDS: Final = ((0.10, "#eef2f7"), (0.05, "#dbe4ef"))
 WORST: Final = 5
 """Points of a panel that are numbered and named."""
 MAX_NAMED: Final = 24
+_MAX_TWO_LINES: Final = 12
+_MAX_ID: Final = 80
 _MARKERS: Final = "os^DvP*X<>"
 # Times of one suite may come in several units; they share a panel.
 _SECONDS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _SHOWN: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _PERCENT: Final = (-80, -50, -30, -20, -10, -5, 0, 5, 10, 20, 30, 50, 100, 200, 400, 900)
 _PANEL_IN, _STRIP_IN, _LEFT_IN, _GAP_IN = 5.2, 1.9, 0.85, 0.25
-_TOP_IN, _BOTTOM_IN, _BETWEEN_IN = 0.62, 0.6, 0.2
+_TOP_IN, _BOTTOM_IN, _BETWEEN_IN = 0.62, 1.45, 0.2
 _MAX_VECTORS: Final = 4000
 
 
@@ -199,13 +201,6 @@ def _draw_diagonal(ax: Axes, panel: _Panel, styles: dict[str, tuple[str, str]]) 
     plain_frame(ax)
     _draw_points(ax, panel, panel.predicted, np.maximum(panel.low, limits[0]), panel.high, styles)
     _number_worst(ax, panel, panel.predicted)
-    lines = [f"{n}  {panel.ids[i]}  {_signed(panel.error[i], 1)}" for n, i in enumerate(panel.worst, start=1)]
-    if lines:
-        # No accurate point lies in this corner.
-        text = "\n".join(["furthest off", *lines])
-        written = ax.text(0.985, 0.02, text, transform=ax.transAxes, ha="right", va="bottom", fontsize=7.5, color=INK)
-        # Ranges may reach down here.
-        written.set(zorder=5, bbox={"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 2})
     note = "bands: 5 % and 10 %\nbars: 90 % range"
     ax.text(0.02, 0.98, note, transform=ax.transAxes, ha="left", va="top", fontsize=7.5, color="#6b7280", zorder=5)
 
@@ -231,6 +226,12 @@ def _draw_errors(ax: Axes, panel: _Panel, styles: dict[str, tuple[str, str]]) ->
     low = np.maximum(panel.low / panel.measured, np.exp(-2 * span))
     _draw_points(ax, panel, ratio, low, panel.high / panel.measured, styles)
     _number_worst(ax, panel, ratio)
+    lines = [f"{n}  {_short(panel.ids[i])}  {_signed(panel.error[i], 1)}" for n, i in enumerate(panel.worst, start=1)]
+    if lines:
+        ax.annotate(
+            "\n".join(["furthest off", *lines]), (0, 0), xycoords="axes fraction", xytext=(0, -40),
+            textcoords="offset points", ha="left", va="top", fontsize=7.5, color=INK, annotation_clip=False,
+        )  # fmt: skip
 
 
 def _draw_points(
@@ -265,11 +266,12 @@ def _number_worst(ax: Axes, panel: _Panel, value: Float) -> None:
 
 
 def _legend(points: Sequence[Point], styles: dict[str, tuple[str, str]]) -> tuple[list[Line2D], str]:
-    """One line a group, and the legend's title."""
+    """An entry for each group, and the legend's title."""
+    end = "\n" if len(styles) <= _MAX_TWO_LINES else ": "
     handles = []
     for name, (colour, marker) in list(styles.items())[:MAX_NAMED]:
         errors = [abs(p.predicted / p.measured - 1) for p in points if p.group == name]
-        label = f"{name}\n{len(errors)} points, mean |error| {100 * float(np.mean(errors)):.1f} %"
+        label = f"{name}{end}{len(errors)} points, mean |error| {100 * float(np.mean(errors)):.1f} %"
         handles.append(Line2D([], [], linestyle="none", marker=marker, markersize=6, color=colour, label=label))
     hidden = len(styles) - len(handles)
     return handles, f"first {MAX_NAMED} of {len(styles)} groups" if hidden else "group"
@@ -300,6 +302,10 @@ def _spaced(percents: Sequence[int], span: float) -> list[int]:
                 kept.append(percent)
                 last = place
     return sorted(kept)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _MAX_ID else f"{name[: _MAX_ID // 2]} … {name[-_MAX_ID // 2 :]}"
 
 
 def _signed(error: float, digits: int) -> str:
