@@ -16,7 +16,7 @@ from overlapsim.calibration.predict import solo_seconds
 from overlapsim.calibration.records import NO_HEADER, Header, Record
 from overlapsim.calibration.regimes import SIZE_REGIMES, FloatArray, RegimeError, judge, told
 from overlapsim.cost.fitted import REGIMES
-from overlapsim.errors import CalibrationError
+from overlapsim.errors import CalibrationError, ProfileError, WorkloadError
 from overlapsim.hardware.profile import Cluster, Fit, Source
 from overlapsim.plan import Finding
 
@@ -114,7 +114,10 @@ def calibrate(
     kernels = []
     for table in tables:
         tell(f"{table.name}: {table.time_s.size} shapes")
-        kernels.append(fit_kernel(table, base.device, base_name, REFERENCE))
+        try:
+            kernels.append(fit_kernel(table, base.device, base_name, REFERENCE))
+        except (ProfileError, WorkloadError) as error:
+            findings.append(Finding("type_not_priced", f"{table.name}: {table.time_s.size} rows left out: {error}"))
     structural = _structural(curves, base, findings, tell)
     cluster = _applied(base, curves, kernels, structural)
     if any(not record.alone for record in usable):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from overlapsim.calibration.fit_collective import fit_latency_bandwidth
 from overlapsim.calibration.outliers import find_outliers
-from overlapsim.calibration.placement import base_seconds, bound_seconds
+from overlapsim.calibration.placement import base_seconds, bound_seconds, fills_nodes
 from overlapsim.calibration.plausible import check_times
 from overlapsim.calibration.records import Record
 from overlapsim.calibration.regimes import SIZE_REGIMES, RegimeError, judge, told
@@ -300,8 +300,7 @@ def _findings(fit: CurveFit, cluster: Cluster, base_name: str) -> Iterable[Findi
             f"{fit.name}: large sizes take {fit.over_base:.3g} times what {base_name} has; a degraded link, another "
             "fabric, or another machine",
         )
-    filled = -(-fit.key.ranks // cluster.node.num_devices)
-    if filled != fit.key.nodes:
+    if not fills_nodes(fit.key, cluster):
         yield Finding(
             "spread_over_nodes",
             f"{fit.name}: overlapsim fills nodes of {cluster.node.num_devices}, so this curve is kept but not used",

@@ -27,7 +27,6 @@ from overlapsim.calibration.records import Record
 from overlapsim.calibration.regimes import TIME_REGIMES, RegimeError, judge, told
 from overlapsim.cost.memory_bound import memory_prices, memory_seconds
 from overlapsim.cost.priced import REGIMES, regimes
-from overlapsim.errors import CalibrationError, OverlapSimError
 from overlapsim.hardware.profile import DeviceSpec, Fit
 from overlapsim.plan import Finding
 from overlapsim.units import DTYPE_BYTES, format_time
@@ -120,6 +119,8 @@ def fit_kernel(table: KernelTable, device: DeviceSpec, base_name: str, reference
     ------
     CalibrationError
         If the times cannot be what they say (`plausible.check_times`).
+    ProfileError, WorkloadError
+        If the device has no rate for the type, or no model knows the operator.
     """
     model = (
         _GemmModel(table, device, reference)
@@ -240,10 +241,7 @@ class _MemoryModel:
         return self._priced(replace(self._device, fits={**self._device.fits, f"memory.{self._op}": fit}))
 
     def _priced(self, device: DeviceSpec) -> FloatArray:
-        try:
-            return np.asarray(memory_seconds(self._op, self._rows, self._columns, device, dtype=self._table.dtype))
-        except OverlapSimError as error:
-            raise CalibrationError(f"{self._table.name}: {error}") from None
+        return np.asarray(memory_seconds(self._op, self._rows, self._columns, device, dtype=self._table.dtype))
 
 
 def _best_form(model: _GemmModel | _MemoryModel, time_s: FloatArray, used: BoolArray, test: BoolArray) -> str | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources.abc import Traversable
 from typing import Any, Final
 
 from overlapsim.errors import ProfileError
-from overlapsim.hardware.documents import Document, Kind, merge_chain
+from overlapsim.hardware.documents import Document, Kind, is_leaf, merge_chain
 from overlapsim.hardware.library import Library, bundled, open_document, resolve_chain
 
 _PARTS: Final[Mapping[Kind, tuple[Kind, ...]]] = {"cluster": ("node", "fabric"), "node": ("device",)}
@@ -46,7 +46,7 @@ def _overlay(kind: Kind, document: Document, library: Library, files: dict[str, 
     own = [entry for entry in chain if not _is_bundled(entry)]
     if not own:
         return {"extends": document.name}
-    data = merge_chain(own)
+    data = _stacked(own)
     overlay: dict[str, Any] = {"extends": shipped[-1].name} if shipped else {}
     overlay |= {key: value for key, value in data.items() if key not in ("kind", "extends", "notes", "calibrated")}
     if "fits" in data and data["fits"] is None:
@@ -74,6 +74,24 @@ def _overlay(kind: Kind, document: Document, library: Library, files: dict[str, 
     for part in _PARTS.get(kind, ()):
         _carry(part, overlay, library, files)
     return overlay
+
+
+def _stacked(own: Sequence[Document]) -> dict[str, Any]:
+    """A user's own files, later over earlier; unlike `merge_chain`, a null stays: it takes away what is bundled."""
+    stacked: dict[str, Any] = {}
+
+    def put(target: dict[str, Any], data: Mapping[str, Any]) -> None:
+        for key, value in data.items():
+            if isinstance(value, dict) and not is_leaf(value):
+                inherited = target.get(key)
+                target[key] = dict(inherited) if isinstance(inherited, dict) and not is_leaf(inherited) else {}
+                put(target[key], value)
+            else:
+                target[key] = value
+
+    for document in own:
+        put(stacked, document.data)
+    return stacked
 
 
 def _carry(part: Kind, overlay: dict[str, Any], library: Library, files: dict[str, bytes]) -> None:

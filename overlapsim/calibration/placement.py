@@ -30,6 +30,12 @@ def base_seconds(key: CurveKey, size_bytes: FloatArray, cluster: Cluster) -> Flo
     if key.collective not in COLLECTIVES:
         raise CalibrationError(f"collective {key.collective!r} is not known; expected one of {', '.join(COLLECTIVES)}")
     devices(key, cluster)
+    if not fills_nodes(key, cluster):
+        # The models fill each node before the next; for ranks that are spread, the links alone can be asked, and a
+        # rank has its share of the NICs.
+        share = key.ranks / key.nodes / cluster.node.num_devices
+        reached = bound_seconds(key, size_bytes, cluster) / cluster.collectives.wire_efficiency / share
+        return np.asarray(cluster.collectives.base_s + key.ranks * cluster.net_latency_s + reached)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -38,6 +44,11 @@ def base_seconds(key: CurveKey, size_bytes: FloatArray, cluster: Cluster) -> Flo
         raise CalibrationError(
             f"{cluster.name} cannot price {key.collective} over {key.ranks} ranks: {error}"
         ) from None
+
+
+def fills_nodes(key: CurveKey, cluster: Cluster) -> bool:
+    """Whether the ranks lie as the models put them: each node filled before the next."""
+    return -(-key.ranks // cluster.node.num_devices) == key.nodes
 
 
 def bound_seconds(key: CurveKey, size_bytes: FloatArray, cluster: Cluster) -> FloatArray:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlapsim.calibration.gemm_shapes import profile_seconds
-from overlapsim.calibration.placement import devices
+from overlapsim.calibration.placement import devices, fills_nodes
 from overlapsim.calibration.records import Record
 from overlapsim.cost.collective import CollectiveModel
 from overlapsim.cost.curve import Curve
@@ -83,11 +83,11 @@ def _collectives(records: Sequence[Record], cluster: Cluster) -> FloatArray:
     assert first.ranks is not None and first.nodes is not None
     key = CurveKey(first.op, first.ranks, first.nodes)
     sizes = np.array([record.size_bytes for record in records], dtype=np.float64)
-    if first.op not in COLLECTIVES:
-        return np.full(sizes.size, np.nan)
     wide = cluster.with_nodes(max(cluster.num_nodes, key.nodes))
-    devices(key, wide)
     table = cluster.curves.get(key)
+    if first.op not in COLLECTIVES or (table is None and not fills_nodes(key, wide)):
+        return np.full(sizes.size, np.nan)
+    devices(key, wide)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = CollectiveModel(wide, first.op, first.ranks, None if table is None else Curve(table))

@@ -133,10 +133,11 @@ def _files(calibration: Calibration, name: str) -> dict[str, bytes]:
         if curve.accepted:
             file = f"{curve.key.collective}_{curve.key.ranks}_{curve.key.nodes}.csv"
             files[f"tables/{file}"] = _table(curve)
-            key = f"{curve.key.collective}/{curve.key.ranks}/{curve.key.nodes}"
-            # One curve may be named with or without its single node; both spellings must not stand side by side.
-            curves.pop(f"{curve.key.collective}/{curve.key.ranks}", None)
-            key = key.removesuffix("/1") if curve.key.nodes == 1 else key
+            short = f"{curve.key.collective}/{curve.key.ranks}"
+            key = short if curve.key.nodes == 1 else f"{short}/{curve.key.nodes}"
+            if curve.key.nodes == 1:
+                # A single node may be spelt out; both spellings must not stand side by side.
+                curves.pop(f"{short}/1", None)
             curves[key] = {"file": file, "source": REFERENCE, "layer": "measured", "trust": "high"}
     if curves:
         profile["curves"] = curves

@@ -17,7 +17,7 @@ from overlapsim.cost.structural import bus_factor
 from overlapsim.cost.tuner import num_steps
 from overlapsim.hardware.bounds import wire_lower_bound_s
 from overlapsim.hardware.profile import Cluster, CurveKey, Source
-from overlapsim.hardware.topology import links
+from overlapsim.hardware.topology import carries, links
 from overlapsim.hardware.wire import bottleneck, hbm_bytes, ring_wire_bytes
 from overlapsim.plan import Finding
 from overlapsim.workload.operators import CollectiveKind, CollectiveOp
@@ -125,7 +125,8 @@ class CollectiveModel:
         self._knots: Knots | None = None
         if self.curve is None and ranks > 1:
             self._price_without_table()
-        self._demands: dict[str, tuple[tuple[str, float, float], ...]] = {}
+        self._demands: dict[tuple[str, int | None], tuple[tuple[str, float, float], ...]] = {}
+        self._algorithms: dict[int, str] = {}
 
     def seconds(self, size_bytes: ArrayLike) -> FloatArray:
         """Times of sizes (nccl-tests "size"), any shape; size 0 gives the latency, one rank 0.
@@ -181,8 +182,11 @@ class CollectiveModel:
         # A measured time below the bound (buffers smaller than caches, a wrong profile) is kept, not raised.
         return np.minimum(seconds, np.maximum(seconds * low, sizes * self._bound_s_per_byte))
 
-    def cost(self, size_bytes: float) -> Cost:
+    def cost(self, size_bytes: float, device: int | None = None) -> Cost:
         """Cost of one collective; ``in_range`` is False outside the measured sizes and without a curve.
+
+        With `device`, demands are those it carries: its own HBM and links, and
+        for device 0 also what all share (root ports, host memory, NICs, switches).
 
         Links and SMs are those of the algorithm that the library runs at this size. A demand is at most what its
         link moves in the time: a curve that beats the profile's efficiency fills the link, no more.
@@ -200,7 +204,7 @@ class CollectiveModel:
             source=self._source(),
             demands=tuple(
                 Demand(name, min(amount * size_bytes, duration * rate), rate)
-                for name, amount, rate in self._demands_of(algorithm)
+                for name, amount, rate in self._demands_of(algorithm, device)
             ),
             in_range=self.curve is not None and self.curve.in_range(size_bytes),
         )
@@ -209,10 +213,17 @@ class CollectiveModel:
         """Algorithm that the library runs inside a node at this size; ring (or pairwise) across nodes."""
         if self.kind in ("all_to_all", "send_recv"):
             return "pairwise"
+        # Links and SMs change at the library's switches; an eighth of a doubling finds them closely enough.
+        step = round(8 * math.log2(max(size_bytes, 1.0)))
+        if step not in self._algorithms:
+            self._algorithms[step] = self._algorithm(2.0 ** (step / 8))
+        return self._algorithms[step]
+
+    def _algorithm(self, size_bytes: float) -> str:
         model = one_node_model(self.cluster)
         if self.nodes > 1 or model is None or not model.prices(self.kind):
             return "ring"
-        branch = int(model.branches(self.kind, self.ranks, np.array([max(size_bytes, 1.0)]))[0])
+        branch = int(model.branches(self.kind, self.ranks, np.array([size_bytes]))[0])
         return "nvls" if branch == 3 and self.cluster.node.scale_up == "nvswitch" else "ring"
 
     @property
@@ -265,9 +276,15 @@ class CollectiveModel:
             return Source("derived", f"tables of {self.cluster.name} at two rank counts", "low")
         return Source("prior", f"latency and wire bytes with collectives.* of {self.cluster.name}", "low")
 
-    def _demands_of(self, algorithm: str) -> tuple[tuple[str, float, float], ...]:
+    def _demands_of(self, algorithm: str, device: int | None) -> tuple[tuple[str, float, float], ...]:
         """Resource, bytes for each byte of size, and capacity."""
-        if algorithm not in self._demands:
+        key = (algorithm, device)
+        if device is not None:
+            if key not in self._demands:
+                every = self._demands_of(algorithm, None)
+                self._demands[key] = tuple(entry for entry in every if carries(device, entry[0]))
+            return self._demands[key]
+        if key not in self._demands:
             cluster = self.cluster
             if algorithm == "nvls":
                 wire = wire_bytes(cluster, self.ranks, algorithm, self.kind, _REFERENCE_BYTES)
@@ -276,7 +293,7 @@ class CollectiveModel:
             memory = hbm_bytes(cluster, self.ranks, self.kind, _REFERENCE_BYTES)
             # Capacities are what is reached, for links as for HBM: two collectives on a link share that.
             rates, reached = links(cluster), cluster.collectives.wire_efficiency
-            self._demands[algorithm] = tuple(
+            self._demands[key] = tuple(
                 (name, amount / _REFERENCE_BYTES, capacity)
                 for name, amount, capacity in (
                     *((link, amount, rates[link] * reached) for link, amount in wire.items()),
@@ -284,7 +301,7 @@ class CollectiveModel:
                 )
                 if amount > 0
             )
-        return self._demands[algorithm]
+        return self._demands[key]
 
 
 def collective_cost(op: CollectiveOp, cluster: Cluster, *, curve: Curve | None = None) -> Cost:

@@ -277,13 +277,14 @@ def _kernel_time_s(op: GemmOp, device: DeviceSpec, sms: int, tile: Tile, split: 
     flop_per_s_sm = device.peak(op.dtype, op.accumulate) * kernels.gemm_efficiency / device.num_sms
     hbm_per_s = hbm_rate(device)
 
+    narrow = _alignment(op)
     steps = -(-op.k // (bk * split))
-    main_loop_s = steps * 2.0 * bm * bn * bk / flop_per_s_sm * _alignment(op)
+    main_loop_s = steps * 2.0 * bm * bn * bk / flop_per_s_sm * narrow
     epilogue_s = bm * bn * element_bytes / (hbm_per_s / device.num_sms)
     compute_s = waves * (main_loop_s + WAVE_FILL_S) + epilogue_s
 
     l2_bytes = float(element_bytes) * op.k * tiles * (bm + bn)
-    l2_s = l2_bytes / (sms * device.boost_clock_hz * L2_BYTES_PER_CLOCK)
+    l2_s = narrow * l2_bytes / (sms * device.boost_clock_hz * L2_BYTES_PER_CLOCK)
     memory_s = max(hbm_bytes(op, device, tile, sms) / hbm_per_s, l2_s)
 
     # Parts are written and read in fp32 before they are added.
@@ -292,7 +293,7 @@ def _kernel_time_s(op: GemmOp, device: DeviceSpec, sms: int, tile: Tile, split: 
 
 
 def _alignment(op: GemmOp) -> float:
-    """Factor of main loops: rows of n or k elements that do not start at 16 bytes take narrow loads."""
+    """Factor of loads and main loops: rows of n or k elements that do not start at 16 bytes take narrow loads."""
     element_bytes = dtype_bytes(op.dtype)
     aligned = op.n * element_bytes % ALIGNMENT_BYTES == 0 and op.k * element_bytes % ALIGNMENT_BYTES == 0
     return 1.0 if aligned else UNALIGNED_SLOWDOWN

@@ -253,10 +253,9 @@ def kernel_seconds(
     waves = np.ceil(tiles * split / c[0])
     steps = np.ceil(k / (BK * split))
     aligned = (n * element) % ALIGNMENT_BYTES == 0.0 and (k * element) % ALIGNMENT_BYTES == 0.0
+    narrow = 1.0 if aligned else UNALIGNED_SLOWDOWN
     step_s = max(2.0 * tile_m * tile_n * BK / (c[2] * efficiency), (tile_m + tile_n) * BK * element / c[4])
-    if not aligned:
-        step_s *= UNALIGNED_SLOWDOWN
-    compute_s = waves * (steps * step_s + c[5]) + c[7] * tile_m * tile_n / EPILOGUE_ELEMENTS
+    compute_s = waves * (steps * narrow * step_s + c[5]) + c[7] * tile_m * tile_n / EPILOGUE_ELEMENTS
     operands = element * k * (m + n)
     moved = operands + OUTPUT_BYTES * m * n
     reread = 0.0
@@ -264,7 +263,7 @@ def kernel_seconds(
         # A wave of tiles covers about a square of C and shares its rows of A and columns of B.
         square = 2.0 * np.sqrt(min(c[0], tiles) * tile_m * tile_n) * k * element
         reread = c[9] * min(1.0, operands / c[10] - 1.0) * max(0.0, np.ceil(tiles / c[0]) * square - operands)
-    memory_s = max((moved + reread) * scale / c[3], element * k * tiles * (tile_m + tile_n) / c[8])
+    memory_s = max((moved + reread) * scale / c[3], narrow * element * k * tiles * (tile_m + tile_n) / c[8])
     time = np.sqrt(compute_s * compute_s + memory_s * memory_s)
     time = c[1] + max(time, 2.0 * m * n * k / c[16], moved * scale / c[12])
     if split > 1:

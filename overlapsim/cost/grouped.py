@@ -122,11 +122,12 @@ def _seconds(
     tiles = sum(-(-count // bm) for count in rows) * -(-n // bn)
     rate = machine.peak_flop_per_s * p.compute_efficiency * p.efficiency_of(bm, bn) / machine.num_sms
     step_s = max(2.0 * bm * bn * BK / rate, (bm + bn) * BK * element / p.sm_load_bytes_per_s)
-    if n * element % ALIGNMENT_BYTES or k * element % ALIGNMENT_BYTES:
-        step_s *= UNALIGNED_SLOWDOWN
-    compute_s = -(-tiles // sms) * (-(-k // BK) * step_s + p.fill_s) + p.epilogue_s * bm * bn / EPILOGUE_ELEMENTS
+    narrow = UNALIGNED_SLOWDOWN if n * element % ALIGNMENT_BYTES or k * element % ALIGNMENT_BYTES else 1.0
+    compute_s = (
+        -(-tiles // sms) * (-(-k // BK) * narrow * step_s + p.fill_s) + p.epilogue_s * bm * bn / EPILOGUE_ELEMENTS
+    )
     moved = _bytes(rows, n, k, element)
-    l2_s = element * k * tiles * (bm + bn) / (p.l2_bytes_per_s * sms / machine.num_sms)
+    l2_s = narrow * element * k * tiles * (bm + bn) / (p.l2_bytes_per_s * sms / machine.num_sms)
     memory_s = max(moved / (machine.hbm_bandwidth_bytes_per_s * p.hbm_efficiency), l2_s)
     flop_s = 2.0 * sum(rows) * n * k / (machine.peak_flop_per_s * sms / machine.num_sms)
     bound_s = max(flop_s, moved / machine.hbm_bandwidth_bytes_per_s)

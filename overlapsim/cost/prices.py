@@ -197,12 +197,11 @@ class PriceBook:
         """
         key = (op.kind, op.ranks, op.size_bytes, device)
         if key not in self._costs:
-            cost = self._model(op.kind, op.ranks).cost(op.size_bytes)
+            cost = self._model(op.kind, op.ranks).cost(op.size_bytes, device)
             self._costs[key] = replace(
                 cost,
                 duration_s=float(self._seconds(op.kind, op.ranks, op.size_bytes)),
                 sm=self.comm_sms(op.kind) if op.ranks > 1 else 0,
-                demands=tuple(d for d in cost.demands if d.amount > 0 and carries(device, d.resource)),
             )
         return self._costs[key]
 
@@ -416,13 +415,3 @@ class PriceBook:
 
 def _shape(op: GemmOp) -> tuple[int, int, int, str, str]:
     return op.m, op.n, op.k, op.dtype, op.accumulate
-
-
-# Links that one device has to itself; the others are shared.
-OWN_LINKS: Final = frozenset({"hbm", "nvlink_out", "nvlink_in", "pcie_up", "pcie_down"})
-
-
-def carries(device: int, resource: str) -> bool:
-    """Whether a modelled device stands for a resource: its own, or device 0 for those that are shared."""
-    kind, _, number = resource.partition("[")
-    return number == f"{device}]" if kind in OWN_LINKS else device == 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import permutations
+from typing import Final
 
 from overlapsim.errors import LayoutError
 from overlapsim.hardware.fabric import (
@@ -24,6 +25,21 @@ from overlapsim.hardware.fabric import (
 )
 from overlapsim.hardware.mesh import link_bandwidth_bytes_per_s, mesh_path, neighbours
 from overlapsim.hardware.profile import Cluster
+
+OWN_LINKS: Final = frozenset({"hbm", "nvlink_out", "nvlink_in", "pcie_up", "pcie_down"})
+"""Links that one device has to itself; the others are shared."""
+
+
+def carries(device: int, resource: str) -> bool:
+    """Whether a modelled device stands for a resource: its own, or device 0 for those that are shared.
+
+    Examples
+    --------
+    >>> carries(0, "hbm[0]"), carries(0, "hbm[1]"), carries(0, "root_up[3]"), carries(1, "root_up[3]")
+    (True, False, True, False)
+    """
+    kind, _, number = resource.partition("[")
+    return number == f"{device}]" if kind in OWN_LINKS else device == 0
 
 
 def links(cluster: Cluster) -> Mapping[str, float]:

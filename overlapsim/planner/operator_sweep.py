@@ -16,8 +16,8 @@ from overlapsim.strategy.base import Context
 from overlapsim.strategy.registry import load_strategies
 from overlapsim.workload.operators import CollectiveKind, GemmOp, gemm_then_collective
 
-CHUNK: Final = 64
-# Shared model results of one chunk of points; dropped with it, so that memory does not grow with the sweep.
+CHUNK: Final = 256
+"""Points that share model results and one process; dropped together, so that memory does not grow with the sweep."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ WORST: Final = 5
 """Points of a panel that are numbered and named."""
 MAX_NAMED: Final = 24
 _MAX_TWO_LINES: Final = 12
-_MAX_ID: Final = 80
+_MAX_ID: Final = 72
 _MARKERS: Final = "os^DvP*X<>"
 # Times of one suite may come in several units; they share a panel.
 _SECONDS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}

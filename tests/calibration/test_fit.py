@@ -20,6 +20,7 @@ from overlapsim.calibration.readers.reading import Hints
 from overlapsim.calibration.records import Header, Record, read_records
 from overlapsim.calibration.regimes import judge
 from overlapsim.cost.collective import CollectiveModel
+from overlapsim.cost.memory_bound import memory_seconds
 from overlapsim.errors import CalibrationError, UsageError
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.hardware.profile import CurveKey
@@ -308,6 +309,35 @@ def test_stray_shapes_are_said_and_left_out(base) -> None:  # type: ignore[no-un
 def test_types_without_a_price_are_said(base) -> None:  # type: ignore[no-untyped-def]
     odd = [replace(record, dtype="fp4") for record in gemms(30)]
     assert "type_not_priced" in codes(calibrate(curve() + odd, base, BASE))
+
+
+def test_what_the_base_cannot_price_is_said(base) -> None:  # type: ignore[no-untyped-def]
+    wide = [replace(record, dtype="fp64") for record in gemms(60)]
+    odd = [Record("memory", "tea_making", 1e-5, m=1024, n=size, dtype="bf16") for size in range(1, 40)]
+    result = calibrate(curve() + wide + odd, base, BASE)
+    assert sum(finding.code == "type_not_priced" for finding in result.findings) == 2
+
+
+def test_a_memory_bound_operator(base, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    rows = np.repeat(2 ** np.arange(4, 15), 4)
+    columns = np.tile([1024, 4096, 8192, 16384], 11)
+    times = memory_seconds("rmsnorm", rows, columns, base.device) * 1.2
+    records = [
+        Record("memory", "rmsnorm", float(t), m=int(m), n=int(n), dtype="bf16")
+        for t, m, n in zip(times, rows, columns, strict=True)
+    ]
+    machine = load_cluster(str(write_profile(calibrate(records, base, BASE), tmp_path / "m")))
+    assert np.median(np.abs(predict(records, machine) / times - 1)) < 0.05
+
+
+def test_ranks_spread_thinly_are_not_taken_for_a_wrong_unit(base) -> None:  # type: ignore[no-untyped-def]
+    records = [
+        Record("collective", "all_reduce", 30e-6 + size / 0.6e9, size_bytes=size, ranks=2, nodes=2) for size in SIZES
+    ]
+    result = calibrate(records, base, BASE)
+    assert {"spread_over_nodes", "slower_than_base"} <= codes(result)
+    assert np.isnan(predict(records, base)).all()
+    assert predict(records, result.cluster) == pytest.approx([record.median_s for record in records])
 
 
 def test_forced_algorithms_and_other_types_are_kept_aside(base) -> None:  # type: ignore[no-untyped-def]

@@ -80,6 +80,14 @@ def test_curves_taken_away_stay_away(tmp_path: Path) -> None:
     assert set(load_cluster(str(write_profile(result, tmp_path / "out"))).curves) == {KEY}
 
 
+def test_one_curve_taken_away_stays_away(tmp_path: Path) -> None:
+    base = own(tmp_path / "own", "curves:\n  all_gather/8: null\n")
+    result = calibrate(curve(), load_cluster(str(base)), str(base))
+    curves = load_cluster(str(write_profile(result, tmp_path / "out"))).curves
+    assert CurveKey("all_gather", 8) not in curves
+    assert CurveKey("all_gather", 4) in curves
+
+
 def test_fits_taken_away_cannot_be_kept(tmp_path: Path) -> None:
     base = own(tmp_path / "own", "fits: null\n")
     with pytest.raises(ProfileError, match="takes its base's fits away"):

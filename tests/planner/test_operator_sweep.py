@@ -40,8 +40,7 @@ def test_a_point_of_a_sweep_is_the_plan_without_ranges() -> None:
 
 
 def test_processes_change_nothing() -> None:
-    cluster, asked = load_cluster("h800-sxm8"), questions(8)
-    assert len(asked) == 72
+    cluster, asked = load_cluster("h800-sxm8"), questions(30)[:260]
     assert sweep_operators(cluster, asked, workers=2) == sweep_operators(cluster, asked)
 
 
