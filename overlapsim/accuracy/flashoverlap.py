@@ -132,15 +132,17 @@ def evaluate(data: Path | None) -> Suite:
     curves = {(key.collective, key.ranks): Curve(table) for key, table in cluster.curves.items()}
     splitter = Splitter([*known, *asked], curves)
     fit_cases = [case(row, splitter, cluster) for row in known if row.wave_group_s is not None]
-    errors = np.array([[_errors(c, spec) for c in fit_cases] for spec in SPECS])
     scored = [row for row in asked if row.wave_group_s is not None or row.chunked_s is not None]
+    # Rows that cannot be split are refused before the long fit.
+    cases = [case(row, splitter, cluster) for row in scored]
+    errors = np.array([[_errors(c, spec) for c in fit_cases] for spec in SPECS])
     rows, constants = [], {}
-    for row in scored:
+    for row, prepared in zip(scored, cases, strict=True):
         others = np.array([c.row.series.shape != row.series.shape for c in fit_cases])
         spec = SPECS[int(np.argmin(np.abs(errors[:, others]).mean(axis=(1, 2))))]
         constants[row.label] = (spec.comm_sms, spec.gemm_speed, spec.epilogue_factor)
         spread = np.quantile(_inverse(errors[SPECS.index(spec)][others]), (0.05, 0.95), axis=0)
-        rows += _rows(case(row, splitter, cluster), spec, spread)
+        rows += _rows(prepared, spec, spread)
     rows = _numbered(rows)
     best = SPECS[int(np.argmin(np.abs(errors).mean(axis=(1, 2))))]
     notes: dict[str, Any] = {
@@ -197,7 +199,7 @@ def _rows(c: Case, spec: OverlapSpec, spread: np.ndarray) -> list[Row]:
         if measured is None:
             continue
         predicted = predict(spec)
-        low, high = predicted * spread[:, column]
+        low, high = (predicted * spread[:, column]).tolist()
         group = f"{strategy} {series.kind} {series.ranks} GPUs"
         sign = int((predicted < series.series_s) == (measured < series.series_s))
         rows.append(Row(f"{strategy}-{c.row.label}", group, measured, predicted, low, high, "s", False, sign))

@@ -67,6 +67,7 @@ def _bundled(committed: Splits) -> Suite:
             parts.append((kind, table[unseen], times, alone))
         rows += _split_rows(f"{name} {dtype}", parts)
         notes[f"bias in % by regime, {name} {dtype}"] = _bias(parts)
+        notes[f"parametric alone, median/p90 in %, {name} {dtype}"] = _alone(parts)
     for left, right in committed.rules["sisters"]:
         rows += _sister_rows(left, right)
     rows += _left_out(committed.rules["left_out"]["device"], committed.rules["left_out"]["rows"])
@@ -100,7 +101,8 @@ def _split_rows(title: str, parts: list[tuple[str, GemmRows, FloatArray, FloatAr
         both = [_outside(side) if kind == "large_m" else side for side in ranges]
         rows += _rows(group, part[half], times[half], both[0], fitted=False)
         rows += _rows(group, part[~half], times[~half], both[1], fitted=False)
-        rows += _rows(f"{group}, parametric", part, alone, {}, fitted=None)
+        if kind == "hashed":
+            rows += _rows(f"{group}, parametric", part, alone, {}, fitted=None)
     return rows
 
 
@@ -130,6 +132,15 @@ def _bias(parts: list[tuple[str, GemmRows, FloatArray, FloatArray]]) -> str:
         both = (100 * np.median(values[where] / part.time_s[where] - 1) for values in (times, alone))
         told.append(f"{name} {next(both):+.1f} ({next(both):+.1f})")
     return ", ".join(told) + " (parametric alone)"
+
+
+def _alone(parts: list[tuple[str, GemmRows, FloatArray, FloatArray]]) -> str:
+    """Errors of the parametric form on unfitted rows, by split."""
+    errors: dict[str, list[FloatArray]] = {}
+    for kind, part, _, alone in parts:
+        errors.setdefault(kind, []).append(np.abs(alone / part.time_s - 1))
+    whole = {kind: np.concatenate(found) for kind, found in errors.items()}
+    return ", ".join(f"{kind} {100 * np.median(e):.1f}/{100 * np.quantile(e, 0.9):.1f}" for kind, e in whole.items())
 
 
 def _sister_rows(left: str, right: str) -> Iterator[Row]:

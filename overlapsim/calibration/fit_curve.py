@@ -73,7 +73,7 @@ class CurveFit:
     noise : half the distance of the percentiles over the median, at the median over sizes; None without repeats
     regimes : errors of a curve that had not seen the point, by size
     over_base : measured over the base profile's price, median of the larger half
-    accepted : every regime is within its limits
+    accepted : every regime from the first point on is within its limits
     """
 
     key: CurveKey
@@ -199,7 +199,10 @@ def fit_curve(condition: Condition, records: Sequence[Record], cluster: Cluster,
     errors, at = held_out_errors(used)
     regimes = judge(errors, at, SIZE_REGIMES)
     noise = _noise(used)
-    accepted = all(regime.accepted for regime in regimes) and (noise is None or noise <= MAX_NOISE)
+    kept_points = _from_accepted(used, regimes)
+    accepted = bool(kept_points) and (noise is None or noise <= MAX_NOISE)
+    if accepted:
+        used = kept_points
     line = fit_latency_bandwidth([p.size_bytes for p in used], [p.time_s for p in used]) if len(used) >= 3 else None
     fit = CurveFit(
         key=key,
@@ -213,9 +216,25 @@ def fit_curve(condition: Condition, records: Sequence[Record], cluster: Cluster,
         noise=noise,
         regimes=regimes,
         over_base=checked.over_base,
-        accepted=accepted and bool(used),
+        accepted=accepted,
     )
     return replace(fit, findings=tuple(_findings(fit, cluster, base_name)))
+
+
+def _from_accepted(points: tuple[Point, ...], regimes: Sequence[RegimeError]) -> tuple[Point, ...]:
+    """All points, or those from 64 KiB on where only the smaller ones are refused; none if that leaves too few.
+
+    Rough small messages do not spoil the large ones; the price below the first point is then an extrapolation, and
+    says so. A rough end or middle leaves nothing to extrapolate from.
+    """
+    refused = {regime.name for regime in regimes if not regime.accepted}
+    if not refused:
+        return points
+    smallest, limit = SIZE_REGIMES[0]
+    if refused != {smallest}:
+        return ()
+    rest = tuple(point for point in points if point.size_bytes >= limit)
+    return rest if len(rest) >= LEAST_POINTS else ()
 
 
 def merge_repeats(records: Sequence[Record]) -> tuple[Point, ...]:
@@ -291,6 +310,12 @@ def _findings(fit: CurveFit, cluster: Cluster, base_name: str) -> Iterable[Findi
             "not_accepted",
             f"{fit.name}: not accepted, left out of the profile: repeats of one size differ by {fit.noise:.0%}; "
             "several conditions (placements, versions, algorithms) in one table, or a disturbed machine",
+        )
+    elif fit.accepted and not all(regime.accepted for regime in fit.regimes):
+        yield Finding(
+            "begins_late",
+            f"{fit.name}: the curve begins at {format_bytes(fit.points[0].size_bytes)}, smaller sizes are "
+            f"extrapolated; not accepted: {told(fit.regimes)}",
         )
     elif not fit.accepted:
         yield Finding("not_accepted", f"{fit.name}: not accepted, left out of the profile: {told(fit.regimes)}")

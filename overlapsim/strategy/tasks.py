@@ -35,14 +35,16 @@ class Gpu:
 
     def add_gemm(self, op: GemmOp, cost: GemmCost, *, sms: int | None = None, tag: str = "") -> int:
         """Add the GEMM kernel, one unit a CTA, on at most `sms` SMs (all by default)."""
+        # CTAs that share a tile run side by side: together they take what the kernel takes.
         ctas = cost.grid.num_tiles * cost.split_k
+        cta_s = cost.tile_time_s if cost.split_k == 1 else cost.duration_s / -(-ctas // self.num_sms)
         # Costs name the HBM of device 0; the kernel reads its own.
         demands = (Demand(d.resource.replace("[0]", f"[{self.device}]"), d.amount, d.capacity) for d in cost.demands)
         return self.builder.add_blocks(
             stream=self.compute_stream,
             pool=self.pool,
             units=ctas,
-            unit_ps=ps_from_s(cost.tile_time_s),
+            unit_ps=ps_from_s(cta_s),
             sm=self.num_sms if sms is None else sms,
             demands=self._per_unit(demands, ctas),
             op=op.name,

@@ -212,6 +212,26 @@ def test_a_rough_table_is_not_accepted(base) -> None:  # type: ignore[no-untyped
     assert both.cluster.curves[CurveKey("all_reduce", 8)] == base.curves[CurveKey("all_reduce", 8)]
 
 
+def test_rough_small_messages_do_not_spoil_the_large_ones(base) -> None:  # type: ignore[no-untyped-def]
+    random = np.random.default_rng(4)
+    rough = [
+        replace(r, median_s=r.median_s * (float(random.lognormal(0.9, 0.5)) if (r.size_bytes or 0) < 65536 else 1))
+        for r in curve()
+    ]
+    result = calibrate(rough, base, BASE)
+    (fit,) = result.curves
+    assert fit.accepted
+    assert fit.points[0].size_bytes == 65536
+    assert "begins_late" in codes(result)
+    random = np.random.default_rng(1)
+    rough_end = [
+        replace(r, median_s=r.median_s * (float(random.lognormal(0.9, 0.7)) if (r.size_bytes or 0) > 2**20 else 1))
+        for r in curve()
+    ]
+    with pytest.raises(CalibrationError, match="not accepted"):
+        calibrate(rough_end, base, BASE)
+
+
 def test_repeats_that_disagree_are_not_accepted(base) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(CalibrationError, match="repeats of one size differ"):
         calibrate(curve(factor=1.0) + curve(factor=4.0), base, BASE)

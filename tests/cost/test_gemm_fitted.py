@@ -1,4 +1,5 @@
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -149,3 +150,24 @@ def test_regimes_cover_all_shapes():
                 assert set(fit.spread) == {regime(m, k) for m in (16, 256, 4096, 8192) for k in (512, 1024)}
                 assert all(0.5 < low < 1 < high < 1.6 for low, high in fit.spread.values())
                 assert all(math.isfinite(value) for value in fit.parameters.values())
+
+
+@pytest.mark.benchmark
+def test_hundred_thousand_shapes_with_residuals_in_a_second():
+    rng = np.random.default_rng(0)
+    m, n, k = (8 * np.ceil(2 ** rng.uniform(1, 12, 100_000)) for _ in range(3))
+    fitted = fitted_gemm(H100, "bf16")
+    fitted.seconds(m[:1], n[:1], k[:1])
+    start = time.perf_counter()
+    fitted.seconds(m, n, k)
+    assert time.perf_counter() - start < 1.0
+
+
+@pytest.mark.benchmark
+def test_one_price_takes_tens_of_microseconds():
+    ops = [GemmOp(8 * m, 4096, 4096) for m in range(1, 2001)]
+    gemm_cost(ops[0], H100)
+    start = time.perf_counter()
+    for op in ops:
+        gemm_cost(op, H100)
+    assert (time.perf_counter() - start) / len(ops) < 60e-6
