@@ -27,7 +27,8 @@ SUITES: Final = {
 @click.option("--data", type=click.Path(path_type=Path), help="Score this table instead (format: docs/accuracy.md).")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw predicted against measured (.png or .svg).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(suite: str, data: Path | None, plot: Path | None, as_json: bool) -> None:
+@click.option("--markdown", is_flag=True, help="Print one Markdown row of the overall score (README's table).")
+def command(suite: str, data: Path | None, plot: Path | None, as_json: bool, markdown: bool) -> None:
     """Score predictions against measurements."""
     check_targets(plot=plot)
     result: Suite = importlib.import_module(SUITES[suite]).evaluate(data)
@@ -38,6 +39,9 @@ def command(suite: str, data: Path | None, plot: Path | None, as_json: bool) -> 
         accuracy_plot(result.rows, plot, title=f"accuracy of {result.suite}{of}")
     if as_json:
         print_json(result.to_dict())
+        return
+    if markdown:
+        click.echo("| " + " | ".join((result.suite, *_cells(result.overall)[1:9])) + " |")
         return
     _table(result)
     if plot is not None:
