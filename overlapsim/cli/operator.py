@@ -86,6 +86,7 @@ def command(
     if curve is not None:
         table, curve_name = read_curve(curve), curve.name
         curve_sha256 = hashlib.sha256(curve.read_bytes()).hexdigest()
+    own_kernels = tuple(s.name for s in load_strategies() if s.own_kernel)
     inputs = OperatorInputs(
         cluster=cluster,
         cluster_sha256=machine.digest,
@@ -98,7 +99,7 @@ def command(
         accumulate=accumulate,
         collective=collective,
         gemm_time_s=gemm_time,
-        kernel_time_s=kernel_times(kernel_time, strategy_names()),
+        kernel_time_s=kernel_times(kernel_time, own_kernels, strategy_names()),
         curve=None if table is None else CurveInput(curve_name, curve_sha256, table.size_bytes, table.time_s),
         tile=tile,
         comm_sms=comm_sms,

@@ -27,7 +27,7 @@ def tile(text: str) -> tuple[int, ...]:
 
 
 def dimensions(text: str) -> tuple[int, ...]:
-    """Parse ``256:65536`` (every half power of two between, ends included) or ``512,1024,3000``.
+    """Parse ``256:65536`` (2^i and 1.5 x 2^i between, ends included) or ``512,1024,3000``.
 
     Raises
     ------
@@ -37,7 +37,9 @@ def dimensions(text: str) -> tuple[int, ...]:
     Examples
     --------
     >>> dimensions("256:1024")
-    (256, 362, 512, 724, 1024)
+    (256, 384, 512, 768, 1024)
+    >>> dimensions("300:1000")
+    (300, 384, 512, 768, 1000)
     """
     expected = "expected FROM:TO such as 256:65536, or a list such as 512,1024"
     parts = text.split(":" if ":" in text else ",")
@@ -49,9 +51,8 @@ def dimensions(text: str) -> tuple[int, ...]:
     low, high = sizes
     if low > high:
         raise UsageError(f"sizes are {text!r}, falling; {expected}")
-    steps = math.floor(2 * math.log2(high / low) + 1e-9)
-    between = {round(low * 2 ** (step / 2)) for step in range(steps + 1)}
-    return tuple(sorted(between | {high}))
+    round_sizes = (size for power in range(high.bit_length()) for size in (2**power, 3 * 2**power // 2))
+    return tuple(sorted({low, high, *(size for size in round_sizes if low <= size <= high)}))
 
 
 def rank_rows(text: str) -> tuple[int, ...]:
@@ -82,21 +83,30 @@ def positive_time_s(text: str) -> float:
     return seconds
 
 
-def kernel_times(entries: Sequence[str], known: Sequence[str]) -> Mapping[str, float]:
+def kernel_times(entries: Sequence[str], own_kernel: Sequence[str], known: Sequence[str]) -> Mapping[str, float]:
     """Parse ``STRATEGY=TIME`` entries.
+
+    Parameters
+    ----------
+    entries : what was given
+    own_kernel : strategies with a kernel of their own, hence with a time to give
+    known : all strategies
 
     Raises
     ------
     UsageError
-        If an entry has another form, names an unknown strategy, or comes twice.
+        If an entry has another form, names an unknown strategy or one that runs the vendor's kernels, or comes twice.
     """
     times: dict[str, float] = {}
     for entry in entries:
         name, found, time = entry.partition("=")
         if not found:
             raise UsageError(f"--kernel-time is {entry!r}; expected STRATEGY=TIME such as wave_group=2.36ms")
-        if name not in known:
-            raise UsageError(f"--kernel-time names strategy {name!r}; known strategies: {', '.join(known)}")
+        if name not in own_kernel:
+            expected = f"expected {' or '.join(own_kernel)}" if own_kernel else "no strategy has a kernel of its own"
+            if name in known:
+                raise UsageError(f"--kernel-time names {name}; {name} runs the vendor's kernels: give --gemm-time")
+            raise UsageError(f"--kernel-time names strategy {name!r}, which is unknown; {expected}")
         if name in times:
             raise UsageError(f"--kernel-time {name} is given twice; give one time")
         times[name] = positive_time_s(time)

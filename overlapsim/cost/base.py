@@ -7,7 +7,8 @@ from typing import Final, Literal
 
 from overlapsim.hardware.profile import DeviceSpec, Source
 
-Family = Literal["gemm", "attention", "memory", "collective", "launch"]
+Family = Literal["gemm", "kernel", "attention", "memory", "collective", "launch"]
+"""What moves together when ranges are made; `kernel` is a kernel's time over the vendor's, which `gemm` moves."""
 
 
 @dataclass(frozen=True)

@@ -370,21 +370,37 @@ def lower_bound_s(op: GemmOp, device: DeviceSpec) -> float:
     return max(compute_s, (op.operand_bytes + op.output_bytes) / device.hbm_bandwidth_bytes_per_s)
 
 
-def check_measured(op: GemmOp, device: DeviceSpec, measured_s: float) -> None:
-    """Refuse a measured GEMM time that the device cannot reach.
+# No GEMM library is this many times slower than its model; a wrong prefix is a thousand times.
+UNLIKELY_SLOW: Final = 100.0
+
+
+def check_measured(op: GemmOp, device: DeviceSpec, measured_s: float, what: str = "measured GEMM time") -> None:
+    """Refuse a measured GEMM time that the device cannot reach, or that only a wrong unit explains.
+
+    Parameters
+    ----------
+    op, device : shape and machine
+    measured_s : the time
+    what : how the message names it, the option for example
 
     Raises
     ------
     UsageError
-        If the time is not positive and finite, or below `lower_bound_s`.
+        If the time is not positive and finite, below `lower_bound_s`, or over 100 times the model's.
     """
     if not (math.isfinite(measured_s) and measured_s > 0):
-        raise UsageError(f"measured GEMM time is {measured_s} s; expected a finite time > 0")
+        raise UsageError(f"{what} is {measured_s} s; expected a finite time > 0")
     bound_s = lower_bound_s(op, device)
+    shape = f"{op.m}x{op.n}x{op.k} on {device.name} ({op.dtype}, {op.accumulate} accumulate)"
     if measured_s < bound_s:
         raise UsageError(
-            f"measured GEMM time {format_time(measured_s)} is below {format_time(bound_s)}, the least that "
-            f"{op.m}x{op.n}x{op.k} can take on {device.name} ({op.dtype}, {op.accumulate} accumulate): check the unit "
-            "(a bare number is seconds), the shape, the device and the accumulate type, and measure with operands "
-            "that are not left in L2"
+            f"{what} {format_time(measured_s)} is below {format_time(bound_s)}, the least that {shape} can take: check "
+            "the unit (a bare number is seconds), the shape, the device and the accumulate type, and measure with "
+            "operands that are not left in L2"
+        )
+    model_s = gemm_cost(op, device).duration_s
+    if measured_s > UNLIKELY_SLOW * model_s:
+        raise UsageError(
+            f"{what} {format_time(measured_s)} is {measured_s / model_s:.0f} times the {format_time(model_s)} that "
+            f"{shape} takes by the model: check the unit (a bare number is seconds) and the shape"
         )

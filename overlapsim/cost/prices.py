@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from numpy.typing import ArrayLike
 
-from overlapsim.cost.base import Cost, Family, Spread, hbm_rate
+from overlapsim.cost.base import MEASURED, Cost, Family, Spread, hbm_rate
 from overlapsim.cost.collective import CollectiveModel
 from overlapsim.cost.curve import Curve, FloatArray
 from overlapsim.cost.gemm import (
@@ -23,13 +23,20 @@ from overlapsim.cost.gemm import (
     template_gemm_cost,
 )
 from overlapsim.cost.overlap import OverlapSpec, overlap_spec
-from overlapsim.errors import UsageError
+from overlapsim.errors import ProfileError, UsageError
+from overlapsim.hardware.bounds import wire_lower_bound_s
 from overlapsim.hardware.profile import Cluster, CurveTable, DeviceSpec
 from overlapsim.plan import Finding
-from overlapsim.units import dtype_bytes, format_bytes
+from overlapsim.units import dtype_bytes, format_bytes, format_time
 from overlapsim.workload.operators import CollectiveKind, CollectiveOp, GemmOp, OperatorGraph
 
 End = Literal["low", "high"]
+# Time of a piece of a GEMM, or of another tile, over the whole's: what models of neighbouring shapes differ by
+# (hwprofiles/SOURCES.md, AIC-GEMM), and the fitted chunked rows of the FlashOverlap artifact.
+PIECES: Final = Spread(0.96, 1.06, "residual")
+# A signalled kernel over the vendor's: fitted wave_group rows of the same artifact, one shape left out.
+TEMPLATE: Final = Spread(0.95, 1.08, "residual")
+EXACT: Final = Spread(1.0, 1.0, "measured")
 # A poll and a launch: hosts and drivers differ by about this much.
 LAUNCH: Final = Spread(0.5, 2.0, "prior")
 
@@ -97,15 +104,18 @@ class PriceBook:
                 f"a collective is to hold {self.collective_sms} SMs; {self._device.name} has {self._device.num_sms}: "
                 "expected 0 to that many"
             )
+        if self.curve is not None and self.kind is not None and self.ranks > 1:
+            check_curve(self.cluster, self.kind, self.ranks, self.curve)
         if self.curve is not None and self.kind is None:
             raise UsageError("a curve is given without the collective it measured; expected kind with curve")
         if self.gemm is None:
             if self.gemm_time_s is not None or self.kernel_time_s or self.tile is not None:
                 raise UsageError("a GEMM time or tile is given without its GEMM; expected gemm with it")
             return
-        for measured_s in (self.gemm_time_s, *self.kernel_time_s.values()):
-            if measured_s is not None:
-                check_measured(self.gemm, self._device, measured_s)
+        if self.gemm_time_s is not None:
+            check_measured(self.gemm, self._device, self.gemm_time_s, "vendor GEMM time (--gemm-time)")
+        for strategy, measured_s in self.kernel_time_s.items():
+            check_measured(self.gemm, self._device, measured_s, f"kernel time of {strategy} (--kernel-time)")
         if self.tile is not None:
             checked_tile(self.gemm, self.tile, self._device)
             refuse_oversized(self.gemm, self.tile)
@@ -120,11 +130,12 @@ class PriceBook:
         return self._gemms[key]
 
     def _vendor_gemm(self, op: GemmOp) -> GemmCost:
-        if self.gemm_time_s is not None and self._is_measured(op):
+        own = self.gemm is None or self._is_measured(op)
+        if self.gemm_time_s is not None and own:
             cost = gemm_cost(op, self._device, tile=self.tile, measured_s=self.gemm_time_s)
         else:
             cost = self._not_below_bound(op, self._vendor_model(op).scaled(self._vendor_ratio))
-        return self._end_of(op, cost)
+        return self._ends(op, cost, self._vendor_spread(cost), EXACT if own else PIECES)
 
     def kernel_gemm(self, op: GemmOp, strategy: str, tile: Sequence[int] | None = None) -> GemmCost:
         """Cost of the strategy's own kernel on all SMs; its ``tile_time_s`` holds on fewer SMs too.
@@ -158,16 +169,17 @@ class PriceBook:
             return cost.scaled(vendor.duration_s / cost.duration_s)
         measured_s = self.kernel_time_s.get(strategy)
         if measured_s is not None and self._is_measured(op) and tile[:2] == self._kernel_tile(op)[:2]:
-            return self._end_of(op, template_gemm_cost(op, self._device, tile=tile, measured_s=measured_s))
+            cost = template_gemm_cost(op, self._device, tile=tile, measured_s=measured_s)
+            return self._ends(op, cost, EXACT, cost.spread)
         model = self._template_model(op, tile)
         if measured_s is not None:
             assert self.gemm is not None
             reference = self._template_model(self.gemm, self._kernel_tile(self.gemm))
             cost = model.scaled(measured_s / reference.duration_s)
-        else:
-            cost = model.scaled(self._unmeasured_kernel_s(op, model) / model.duration_s)
-            cost = cost.scaled(1 + self._epilogue_s(op, cost) / cost.tile_time_s)
-        return self._end_of(op, self._not_below_bound(op, cost))
+            return self._ends(op, self._not_below_bound(op, cost), EXACT, PIECES)
+        cost = model.scaled(self._unmeasured_kernel_s(op, model) / model.duration_s)
+        cost = cost.scaled(1 + self._epilogue_s(op, cost) / cost.tile_time_s)
+        return self._ends(op, self._not_below_bound(op, cost), self._vendor_spread(cost), TEMPLATE)
 
     def kernel_tiles(self, op: GemmOp, strategy: str) -> tuple[Tile, ...]:
         """Tiles that the strategy's kernel may have: one if given or measured, else the device's that fit in C.
@@ -291,7 +303,7 @@ class PriceBook:
             )
         if self.gemm_time_s is None:
             found.append(
-                Finding("gemm_time_assumed", "vendor GEMM priced by the wave model: measure it with --gemm-time S")
+                Finding("gemm_time_assumed", "vendor GEMM priced by the profile's model: measure it with --gemm-time S")
             )
         if self.kind is not None and self.ranks > 1:
             found += self._curve_findings(self.kind)
@@ -314,8 +326,11 @@ class PriceBook:
         if curve is None:
             return list(model.findings)
         found = []
-        if curve.falls:
-            steps = ", ".join(f"{format_bytes(low)} to {format_bytes(high)}" for low, high in curve.falls[:3])
+        # A fall far below the sizes in question is nobody's concern here.
+        least = 0.01 * self.gemm.output_bytes if self.gemm is not None else 0.0
+        falls = [(low, high) for low, high in curve.falls if high >= least]
+        if falls:
+            steps = ", ".join(f"{format_bytes(low)} to {format_bytes(high)}" for low, high in falls[:3])
             message = f"the {kind} curve falls with size ({steps}); used as measured: measure again if that is noise"
             found.append(Finding("curve_falls", message))
         if self.gemm is not None and not curve.in_range(self.gemm.output_bytes):
@@ -397,21 +412,54 @@ class PriceBook:
         """Scaling by a measured ratio must not promise more than the device has."""
         return cost.scaled(max(1.0, lower_bound_s(op, self._device) / cost.duration_s))
 
-    def _end_of(self, op: GemmOp, cost: GemmCost) -> GemmCost:
+    def _vendor_spread(self, cost: GemmCost) -> Spread:
+        """Spread of the vendor's time: a measurement carries over to what is scaled by it."""
+        return cost.spread if self.gemm_time_s is None else MEASURED
+
+    def _ends(self, op: GemmOp, cost: GemmCost, vendor: Spread, kernel: Spread) -> GemmCost:
+        """Take `gemm` and `kernel` to their ends; the low end stays above what hardware allows."""
         cost = cost.scaled(self.factors.get("gemm", 1.0))
-        end = self.ends.get("gemm")
-        if end is None:
-            return cost
-        if end == "high":
-            return cost.scaled(cost.spread.high)
-        bound = lower_bound_s(op, self._device) / cost.duration_s
-        return cost.scaled(min(1.0, max(cost.spread.low, bound)))
+        moved = self._end("gemm", vendor) * self._end("kernel", kernel)
+        if moved < 1:
+            moved = min(1.0, max(moved, lower_bound_s(op, self._device) / cost.duration_s))
+        return cost.scaled(moved)
+
+    def _end(self, family: Family, spread: Spread) -> float:
+        end = self.ends.get(family)
+        return 1.0 if end is None else (spread.low if end == "low" else spread.high)
 
     def _factor(self, family: Family, spread: Spread) -> float:
-        end = self.ends.get(family)
-        moved = 1.0 if end is None else (spread.low if end == "low" else spread.high)
-        return self.factors.get(family, 1.0) * moved
+        return self.factors.get(family, 1.0) * self._end(family, spread)
 
 
 def _shape(op: GemmOp) -> tuple[int, int, int, str, str]:
     return op.m, op.n, op.k, op.dtype, op.accumulate
+
+
+# Buffers in cache and a link that beats its sheet a little are seen; tenfold is a wrong unit.
+CURVE_SLACK: Final = 0.9
+CURVE_SLOW: Final = 2000.0
+
+
+def check_curve(cluster: Cluster, kind: CollectiveKind, ranks: int, curve: CurveTable) -> None:
+    """Refuse a measured curve whose largest size beats the links, or that only a wrong unit explains.
+
+    Raises
+    ------
+    ProfileError
+        Naming the time, what the links need, and what to check.
+    """
+    size_bytes, time_s = curve.size_bytes[-1], curve.time_s[-1]
+    bound_s = wire_lower_bound_s(cluster, ranks, kind, size_bytes)
+    where = f"{kind} of {format_bytes(size_bytes)} over {ranks} ranks in the curve"
+    if time_s < CURVE_SLACK * bound_s:
+        raise ProfileError(
+            f"{where} takes {format_time(time_s)}; the links of {cluster.name} need {format_time(bound_s)}: check the "
+            "unit (size_bytes in bytes, time_s in seconds), the ranks and the cluster"
+        )
+    slow_s = CURVE_SLOW * max(bound_s, 1e-5)
+    if time_s > slow_s:
+        raise ProfileError(
+            f"{where} takes {format_time(time_s)}, {time_s / bound_s:.0f} times what the links need: check the unit "
+            "(time_s is in seconds)"
+        )

@@ -22,7 +22,7 @@ from overlapsim.workload.operators import CollectiveOp, GemmOp
 
 TIE_MARGIN: Final = 0.02
 """A gain below this is a tie: repeats of a case differ by 1 % on average, 4 % at most (SOURCES.md, FLASH)."""
-FAMILIES: Final[tuple[Family, ...]] = ("gemm", "collective", "launch")
+FAMILIES: Final[tuple[Family, ...]] = ("gemm", "kernel", "collective", "launch")
 NEARLY_FREE: Final = 1e-6
 LITTLE_TO_GAIN: Final = 1.05
 """Below this ceiling a gain within the tie margin is no tie: the rest is not worth another kernel or stream."""
@@ -96,7 +96,8 @@ class OperatorResult:
     Attributes
     ----------
     results : one per strategy asked, in order
-    serial, best : the baseline, and what to run: the baseline where the verdict is serial, else the fastest
+    serial, best : the baseline, and what to run: the baseline where the verdict is serial, the fastest strategy whose
+        gain is sure where it is overlap
     ceiling : serial time over the larger of compute and communication, with the best kernels as priced
     cause : why overlap does not pay, "none" where it does
     """
@@ -168,19 +169,29 @@ def plan_operator(
     shifts = _shifts(serial.best, context, contention) if effort.ranges else {}
     results = [_with_speedup(result, serial.best, shifts, context, contention) for result in results]
     serial = next(r for r in results if r.strategy is serial.strategy)
-    best = min((r for r in results if r.best is not None), key=_time)
     bound = lower_bound_s(context.graph, context.prices.cluster)
     for result in results:
         if result.best is not None:
             assert result.best.predicted_s >= bound * (1 - 1e-9), (result.strategy.name, result.best, bound)
     ceiling = _time(serial) / max(_compute_and_communication(context))
     overlapping = [r for r in results if r.strategy.overlaps]
-    verdict = _verdict(best, overlapping, ceiling)
-    if verdict == "serial":
-        best = serial
+    verdict, best = _judge(results, serial, ceiling)
     cause = _cause(verdict, ceiling, context, overlapping, contention, effort)
-    findings = dict.fromkeys((*context.prices.findings, *(f for r in results for f in r.findings)))
+    findings = dict.fromkeys((*context.prices.findings, *_shares(context), *best.findings))
     return OperatorResult(context, tuple(results), serial, best, bound, ceiling, verdict, cause, tuple(findings))
+
+
+def _shares(context: Context) -> tuple[Finding, ...]:
+    """Say where rows do not divide over ranks: libraries then need padding."""
+    return tuple(
+        Finding(
+            "rows_do_not_divide",
+            f"{gemm.m} rows do not divide over {op.ranks} ranks: {op.kind} needs padding, not charged",
+        )
+        for gemm in context.graph.of_type(GemmOp)
+        for op in context.graph.of_type(CollectiveOp)
+        if op.kind in ("reduce_scatter", "all_to_all") and gemm.m % op.ranks
+    )
 
 
 def _time(result: StrategyResult) -> float:
@@ -256,13 +267,18 @@ def _compute_and_communication(context: Context) -> tuple[float, float]:
     return compute, sum(context.prices.collective(op).duration_s for op in context.graph.of_type(CollectiveOp))
 
 
-def _verdict(best: StrategyResult, overlapping: Sequence[StrategyResult], ceiling: float) -> Verdict:
-    runner = min((r for r in overlapping if r.best is not None), key=_time, default=None)
-    if runner is None or (runner.speedup < 1 + TIE_MARGIN and ceiling < LITTLE_TO_GAIN):
-        return "serial"
-    if abs(runner.speedup - 1) < TIE_MARGIN or runner.speedup_low <= 1 <= runner.speedup_high:
-        return "tie"
-    return "overlap" if best is runner else "serial"
+def _judge(results: Sequence[StrategyResult], serial: StrategyResult, ceiling: float) -> tuple[Verdict, StrategyResult]:
+    """Return the verdict and what to run: a sure gain before a larger one that may be none."""
+    overlapping = sorted((r for r in results if r.strategy.overlaps and r.best is not None), key=_time)
+    sure = [r for r in overlapping if r.speedup >= 1 + TIE_MARGIN and r.speedup_low > 1]
+    if sure:
+        return "overlap", sure[0]
+    if not overlapping or (overlapping[0].speedup < 1 + TIE_MARGIN and ceiling < LITTLE_TO_GAIN):
+        return "serial", serial
+    fastest = overlapping[0]
+    if abs(fastest.speedup - 1) < TIE_MARGIN or fastest.speedup_low <= 1 <= fastest.speedup_high:
+        return "tie", fastest if fastest.speedup > 1 else serial
+    return "serial", serial
 
 
 def _cause(
@@ -279,7 +295,7 @@ def _cause(
     serial_s = context.prices.serial_s(context.graph)
     applying = [r.strategy for r in overlapping if r.best is not None]
     if not applying:
-        return next((r.applicability.cause for r in overlapping if r.applicability.cause != "none"), "little_to_hide")
+        return next((r.applicability.cause for r in overlapping if r.applicability.cause != "none"), "none")
     if ceiling < 1 + TIE_MARGIN:
         return "little_to_hide"
 

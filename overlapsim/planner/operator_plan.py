@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
 
 from overlapsim.cost.prices import PriceBook
 from overlapsim.errors import PlanError, UsageError
@@ -20,7 +23,12 @@ from overlapsim.plan import (
 from overlapsim.planner.operator import OperatorResult, StrategyResult
 from overlapsim.strategy.base import Context, Parameters, Strategy
 from overlapsim.strategy.registry import load_strategy
+from overlapsim.units import format_time
 from overlapsim.workload.operators import COLLECTIVES, GemmOp, gemm_then_collective
+
+
+SAME_TIME: Final = 1e-9
+"""Relative difference up to which a plan's prediction and its simulation are the same number."""
 
 
 def context_from(inputs: OperatorInputs, cluster: Cluster) -> Context:
@@ -91,24 +99,47 @@ def to_plan(result: OperatorResult, inputs: OperatorInputs, provenance: Mapping[
 
 @dataclass(frozen=True)
 class Replay:
-    """What a plan says to run: the same strategy, context and parameters."""
+    """What a plan says to run: the same strategy, context and parameters.
+
+    Attributes
+    ----------
+    planned_s : the plan's prediction of the chosen strategy
+    serial : the best strategy without overlap and its parameters, as planned
+    findings : what does not fit the plan
+    """
 
     strategy: Strategy
     context: Context
     parameters: Parameters
+    planned_s: float
+    serial: tuple[Strategy, Parameters]
     findings: tuple[Finding, ...]
+
+    def differences(self, simulated_s: float) -> tuple[Finding, ...]:
+        """Finding ``plan_differs`` where the simulation does not give the time that the plan predicts."""
+        if abs(simulated_s - self.planned_s) <= SAME_TIME * abs(self.planned_s):
+            return ()
+        message = (
+            f"{self.strategy.name} takes {format_time(simulated_s)} where the plan says {format_time(self.planned_s)}: "
+            "its inputs or the profile were edited since; plan again"
+        )
+        return (Finding("plan_differs", message),)
 
 
 def replay(plan: Plan, cluster: Cluster) -> Replay:
     """Prepare the simulation of a plan that was read back.
 
     A cluster profile that changed since the plan was made is a finding, not
-    an error: the numbers may then differ.
+    an error: the numbers may then differ.  What kernels would be given must
+    be what the strategy gives for the plan's inputs and parameters.
 
     Raises
     ------
     PlanError
-        If the plan has no operator.
+        If the plan has no operator or lacks predictions, its parameters cannot be used, or its settings do not
+        follow from its inputs and parameters.
+    StrategyError, WorkloadError, UsageError
+        If inputs or parameters are outside what is accepted.
     """
     if not plan.operators:
         raise PlanError("the plan has no operators; plan again with `operator -o`")
@@ -120,7 +151,58 @@ def replay(plan: Plan, cluster: Cluster) -> Replay:
                 "cluster_changed", f"the profile {cluster.name} is not the one this plan was made with; plan again"
             ),
         )
-    return Replay(load_strategy(chosen.strategy), context_from(plan.inputs, cluster), chosen.parameters, findings)
+    strategy, context = load_strategy(chosen.strategy), context_from(plan.inputs, cluster)
+    if strategy.name not in plan.predictions:
+        raise PlanError(f"the plan has no prediction for {strategy.name}, which it chose; plan again")
+    try:
+        settings = strategy.settings(context, chosen.parameters)
+    except (KeyError, TypeError, ValueError) as error:
+        raise PlanError(
+            f"the plan's parameters of {strategy.name} cannot be used ({type(error).__name__}: {error}); plan again"
+        ) from error
+    _check_settings(strategy.name, chosen.settings, settings)
+    return Replay(
+        strategy, context, chosen.parameters, plan.predictions[strategy.name].value_s, _serial(plan), findings
+    )
+
+
+def _check_settings(name: str, given: Mapping[str, Any], expected: Mapping[str, Any], prefix: str = "") -> None:
+    """Compare what the plan tells kernels with what follows from its parameters, key by key."""
+    given, expected = _plain(given), _plain(expected)
+    for key in dict.fromkeys((*expected, *given)):
+        left, right = given.get(key, _ABSENT), expected.get(key, _ABSENT)
+        if isinstance(left, dict) and isinstance(right, dict):
+            _check_settings(name, left, right, f"{prefix}{key}.")
+        elif left != right or isinstance(left, bool) != isinstance(right, bool):
+            raise PlanError(
+                f"settings.{prefix}{key} is {_short(left)}; {name} with this plan's inputs and parameters needs "
+                f"{_short(right)}; plan again instead of editing the file"
+            )
+
+
+_ABSENT: Final = "absent"
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As they are read back from a file: no tuples."""
+    content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(settings))
+    return content
+
+
+def _serial(plan: Plan) -> tuple[Strategy, Parameters]:
+    """The fastest strategy without overlap that the plan holds."""
+    parameters = {entry.strategy: entry.parameters for entry in (*plan.operators, *plan.alternatives)}
+    names = (name for name in plan.predictions if name in parameters)
+    baselines = [strategy for strategy in map(load_strategy, names) if not strategy.overlaps]
+    if not baselines:
+        raise PlanError("the plan has no prediction without overlap to compare with; plan again")
+    serial = min(baselines, key=lambda strategy: plan.predictions[strategy.name].value_s)
+    return serial, parameters[serial.name]
 
 
 def _table(curve: CurveInput | None) -> CurveTable | None:

@@ -141,6 +141,8 @@ class Strategy(ABC):
     info: ClassVar[StrategyInfo]
     overlaps: ClassVar[bool] = True
     """False for serial execution: the best of those is the baseline of every speed-up."""
+    own_kernel: ClassVar[bool] = False
+    """True where the GEMM is a kernel of the strategy's own, with a time of its own (``--kernel-time``)."""
 
     @abstractmethod
     def applies_to(self, context: Context) -> Applicability:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from overlapsim.errors import StrategyError
+from overlapsim.plan import Finding
 from overlapsim.schedule.builder import ProgramBuilder
 from overlapsim.strategy.base import YES, Applicability, Context, Parameters, ParameterSpace, Strategy, StrategyInfo
 from overlapsim.strategy.tasks import COMM_PRIORITY, Gpu
@@ -107,6 +108,17 @@ class Chunked(Strategy):
             "chunk_rows": list(chunk_rows(gemm.m, parameters["chunks"])),
             "comm_stream_priority": COMM_PRIORITY,
         }
+
+    def findings(self, context: Context, parameters: Parameters) -> tuple[Finding, ...]:
+        """Say that a reduce_scatter by pieces gives each rank rows of every piece."""
+        _, collective = context.gemm_and_collective()
+        if collective.kind != "reduce_scatter":
+            return ()
+        message = (
+            "chunked reduce_scatter gives each rank its share of every piece, not one block of rows: the consumer and "
+            "the later all_gather must use the same pieces"
+        )
+        return (Finding("rows_by_piece", message),)
 
 
 def chunk_rows(m: int, chunks: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from overlapsim.cost.base import hbm_rate
 from overlapsim.cost.collective import CollectiveModel
 from overlapsim.cost.curve import Curve
 from overlapsim.cost.gemm import gemm_cost, lower_bound_s, template_gemm_cost
-from overlapsim.cost.prices import LAUNCH, PriceBook
+from overlapsim.cost.prices import LAUNCH, PIECES, TEMPLATE, PriceBook
 from overlapsim.errors import ProfileError, StrategyError, UsageError
 from overlapsim.hardware.profile import CurveKey, CurveTable, Source
 from overlapsim.workload.operators import COLLECTIVES, CollectiveOp, GemmOp, gemm_then_collective
@@ -168,15 +168,28 @@ def test_ends_follow_each_costs_own_spread(book):
         assert moved.vendor_gemm(OP).duration_s == pytest.approx(
             max(bound, vendor.duration_s * getattr(vendor.spread, end))
         )
-        assert moved.kernel_gemm(OP, "wave_group").duration_s == pytest.approx(
-            max(bound, kernel.duration_s * getattr(kernel.spread, end))
+        # A measured kernel is a measurement of its own; an unmeasured one moves with the vendor's.
+        measured = "wave_group" in book.kernel_time_s
+        with_vendor = kernel.duration_s if measured else kernel.duration_s * getattr(vendor.spread, end)
+        assert moved.kernel_gemm(OP, "wave_group").duration_s == pytest.approx(max(bound, with_vendor))
+        own = kernel.spread if measured else TEMPLATE
+        assert book.at("kernel", end).kernel_gemm(OP, "wave_group").duration_s == pytest.approx(
+            max(bound, kernel.duration_s * getattr(own, end))
         )
+        assert book.at("kernel", end).vendor_gemm(OP) == vendor
         assert moved.collective(op) == book.collective(op) and moved.signal_wait_s == book.signal_wait_s
         cost = book.collective(op)
         assert book.at("collective", end).collective(op).duration_s == pytest.approx(
             cost.duration_s * getattr(cost.spread, end)
         )
         assert book.at("launch", end).signal_wait_s == pytest.approx(2e-6 * getattr(LAUNCH, end))
+
+
+def test_a_measurement_carries_over_to_pieces_and_leaves_their_ratio_open():
+    """A measured GEMM narrows what is scaled by it: pieces keep the spread of a ratio, not of the model."""
+    piece = MEASURED.vendor_gemm(CHUNK).duration_s
+    assert MEASURED.at("gemm", "high").vendor_gemm(CHUNK).duration_s == pytest.approx(piece * 1.02)
+    assert MEASURED.at("kernel", "high").vendor_gemm(CHUNK).duration_s == pytest.approx(piece * PIECES.high)
 
 
 @quick
@@ -228,8 +241,11 @@ def test_findings_name_what_was_not_measured():
 
 
 def test_findings_about_the_curve():
-    falling = replace(TABLE, time_s=(60e-6, 180e-6, 170e-6))
+    falling = CurveTable((MIB, 8 * MIB, 16 * MIB, 256 * MIB), (60e-6, 190e-6, 180e-6, 2100e-6), TABLE.source)
     assert "curve_falls" in codes(replace(MEASURED, curve=falling).findings)
+    # Below a hundredth of the message it is nobody's concern.
+    small = CurveTable((1024.0, 2048.0, 256 * MIB), (2e-5, 1e-5, 2100e-6), TABLE.source)
+    assert "curve_falls" not in codes(replace(MEASURED, curve=small).findings)
     short = CurveTable((1024.0, 2048.0), (1e-5, 2e-5), TABLE.source)
     (finding,) = [f for f in replace(MEASURED, curve=short).findings if f.code == "curve_extrapolated"]
     assert "128 MiB" in finding.message
@@ -260,6 +276,22 @@ def test_impossible_books_are_refused(arguments, error, words):
 
 
 def test_a_malformed_curve_is_refused_when_used():
-    book = PriceBook(POD, 8, kind="all_reduce", curve=CurveTable((2.0, 1.0), (1.0, 1.0), TABLE.source))
+    book = PriceBook(POD, 8, kind="all_reduce", curve=CurveTable((2.0, 1.0), (1e-5, 1e-5), TABLE.source))
     with pytest.raises(ProfileError, match="do not rise"):
         book.collective_seconds("all_reduce", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [((60e-6, 180e-6, 170e-6), "the links of switch8-pod need"), ((60.0, 180.0, 2100.0), "times what the links need")],
+)
+def test_a_curve_in_the_wrong_unit_is_refused(times, words):
+    with pytest.raises(ProfileError, match=words):
+        replace(MEASURED, curve=replace(TABLE, time_s=times))
+
+
+def test_a_time_in_the_wrong_unit_is_refused():
+    with pytest.raises(UsageError, match=r"--gemm-time.*times the"):
+        replace(MEASURED, gemm_time_s=2.04)
+    with pytest.raises(UsageError, match=r"wave_group \(--kernel-time\).*is below"):
+        replace(MEASURED, kernel_time_s={"wave_group": 2.4e-6})
