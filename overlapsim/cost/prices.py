@@ -243,7 +243,7 @@ class PriceBook:
         """
         if self.collective_sms is not None:
             return self.collective_sms
-        sms = self.overlap.comm_sms
+        sms = min(self.overlap.comm_sms, self._device.num_sms)
         return 1 << (sms.bit_length() - 1) if kind in ("all_to_all", "send_recv") and sms else sms
 
     @cached_property
@@ -379,7 +379,8 @@ class PriceBook:
         if vendor.split_k > 1:
             # The vendor fills the SMs by splitting k; a signalled kernel cannot, so only the model of its tile holds.
             return model.duration_s * self._vendor_ratio
-        best = self._template_model(op, self._kernel_tile(op))
+        # The vendor's time belongs to the best tile there is, whatever tile is asked for.
+        best = self._template_model(op, None)
         vendor_s = self.gemm_time_s if self._is_measured(op) else None
         vendor_s = vendor.duration_s * self._vendor_ratio if vendor_s is None else vendor_s
         return vendor_s * self._device.kernels.template_slowdown * model.duration_s / best.duration_s

@@ -11,13 +11,14 @@ from overlapsim.cost.base import Family
 from overlapsim.engine import compiled
 from overlapsim.engine.deadlock import raise_if_deadlocked
 from overlapsim.engine.timeline import Timeline
-from overlapsim.errors import PlanError, StrategyError
+from overlapsim.errors import PlanError, ProfileError, StrategyError
 from overlapsim.plan import Cause, Finding, Prediction, Verdict
 from overlapsim.planner.bounds import lower_bound_s
 from overlapsim.planner.candidates import propose, refine
 from overlapsim.schedule.builder import ProgramBuilder
 from overlapsim.schedule.program import Program
 from overlapsim.strategy.base import Applicability, Context, Parameters, Strategy
+from overlapsim.units import format_time
 from overlapsim.workload.operators import CollectiveOp, GemmOp
 
 TIE_MARGIN: Final = 0.02
@@ -116,6 +117,7 @@ class OperatorResult:
 def build(strategy: Strategy, context: Context, parameters: Parameters) -> Program:
     """Rewrite the context's graph with `strategy` into a Program."""
     builder = ProgramBuilder()
+    strategy.check(parameters)
     strategy.rewrite(context, parameters, builder)
     return builder.freeze()
 
@@ -171,8 +173,12 @@ def plan_operator(
     serial = next(r for r in results if r.strategy is serial.strategy)
     bound = lower_bound_s(context.graph, context.prices.cluster)
     for result in results:
-        if result.best is not None:
-            assert result.best.predicted_s >= bound * (1 - 1e-9), (result.strategy.name, result.best, bound)
+        if result.best is not None and result.best.predicted_s < bound * (1 - 1e-9):
+            raise ProfileError(
+                f"{result.strategy.name} is predicted at {format_time(result.best.predicted_s)}, below "
+                f"{format_time(bound)} that {context.prices.cluster.name} can do: a measured curve or time does not "
+                "belong to this machine; check it with `profiles check`"
+            )
     ceiling = _time(serial) / max(_compute_and_communication(context))
     overlapping = [r for r in results if r.strategy.overlaps]
     verdict, best = _judge(results, serial, ceiling)

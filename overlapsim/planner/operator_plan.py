@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from overlapsim.cost.prices import PriceBook
+from overlapsim.cost.tiles import TileGrid
 from overlapsim.errors import PlanError, UsageError
 from overlapsim.hardware.profile import Cluster, CurveTable, Source
 from overlapsim.plan import (
@@ -22,13 +23,18 @@ from overlapsim.plan import (
 )
 from overlapsim.planner.operator import OperatorResult, StrategyResult
 from overlapsim.strategy.base import Context, Parameters, Strategy
-from overlapsim.strategy.registry import load_strategy
+from overlapsim.strategy.registry import load_strategy, strategy_names
 from overlapsim.units import format_time
 from overlapsim.workload.operators import COLLECTIVES, GemmOp, gemm_then_collective
 
-
 SAME_TIME: Final = 1e-9
 """Relative difference up to which a plan's prediction and its simulation are the same number."""
+
+
+MAX_RANKS: Final = 16384
+"""Ranks of one collective that are priced link by link."""
+MAX_TILES: Final = 2**22
+"""Tiles of one output that are simulated one by one: 131072 x 131072 in tiles of 64 x 64."""
 
 
 def context_from(inputs: OperatorInputs, cluster: Cluster) -> Context:
@@ -41,16 +47,27 @@ def context_from(inputs: OperatorInputs, cluster: Cluster) -> Context:
     WorkloadError
         If a size, type or collective is invalid.
     """
-    machine = cluster.with_nodes(inputs.nodes)
-    if not 2 <= inputs.ranks <= machine.num_devices:
+    if inputs.nodes < 1:
+        raise UsageError(f"--nodes is {inputs.nodes}; expected at least 1")
+    num_devices = inputs.nodes * cluster.node.num_devices
+    if not 2 <= inputs.ranks <= min(num_devices, MAX_RANKS):
         raise UsageError(
-            f"--ranks is {inputs.ranks}; {machine.name} with --nodes {inputs.nodes} has {machine.num_devices} GPUs, "
-            f"expected 2 to {machine.num_devices}"
+            f"--ranks is {inputs.ranks}; {cluster.name} with --nodes {inputs.nodes} has {num_devices} GPUs, "
+            f"expected 2 to {min(num_devices, MAX_RANKS)}"
         )
+    # Ranks fill one node after another; nodes beyond theirs change nothing.
+    machine = cluster.with_nodes(-(-inputs.ranks // cluster.node.num_devices))
     kind = next((kind for kind in COLLECTIVES if kind == inputs.collective), None)
     if kind is None:
         raise UsageError(f"collective {inputs.collective!r} is unknown; expected one of {', '.join(COLLECTIVES)}")
     gemm = GemmOp(inputs.m, inputs.n, inputs.k, inputs.dtype, inputs.accumulate)
+    smallest = min(machine.device.kernels.gemm_tiles, key=lambda tile: tile[0] * tile[1])
+    grid = TileGrid(gemm.m, gemm.n, *(inputs.tile or smallest)[:2])
+    if grid.num_tiles > MAX_TILES:
+        raise UsageError(
+            f"an output of {gemm.m}x{gemm.n} has {grid.num_tiles} tiles of {grid.bm}x{grid.bn}; at most {MAX_TILES} are "
+            "simulated: give a smaller output or a larger --tile"
+        )
     prices = PriceBook(
         machine,
         inputs.ranks,
@@ -196,8 +213,10 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _serial(plan: Plan) -> tuple[Strategy, Parameters]:
     """The fastest strategy without overlap that the plan holds."""
-    parameters = {entry.strategy: entry.parameters for entry in (*plan.operators, *plan.alternatives)}
-    names = (name for name in plan.predictions if name in parameters)
+    parameters = {entry.strategy: entry.parameters for entry in plan.alternatives}
+    parameters |= {entry.strategy: entry.parameters for entry in plan.operators}
+    # A strategy that was considered elsewhere need not be installed here.
+    names = [name for name in strategy_names() if name in plan.predictions and name in parameters]
     baselines = [strategy for strategy in map(load_strategy, names) if not strategy.overlaps]
     if not baselines:
         raise PlanError("the plan has no prediction without overlap to compare with; plan again")

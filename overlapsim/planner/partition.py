@@ -72,6 +72,12 @@ def solve(partition: Partition, k_best: int = 1) -> tuple[Split, ...]:
         raise StrategyError(f"a partition has {count} waves and tau of shape {tau.shape}; expected (T, T), T >= 1")
     if k_best < 1:
         raise StrategyError(f"k_best is {k_best}; expected at least 1")
+    upper = tau[np.triu_indices(count)]
+    if not (np.isfinite(waves).all() and np.all(np.diff(waves, prepend=0.0) >= 0) and np.all(upper >= 0)):
+        raise StrategyError(
+            "a partition has times that are not numbers, fall or are negative; check its wave_end_s, tau_s"
+        )
+    k_best = min(k_best, 2 ** min(count - 1, 30))
     whole = float(partition.whole_s + tau[0, count - 1])
     # The one-group split stands outside the recurrence: it keeps all SMs.
     values, back, rank, found = _k_best(waves, tau, k_best)

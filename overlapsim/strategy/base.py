@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -108,6 +109,11 @@ class ParameterSpace:
 
 
 @dataclass(frozen=True)
+class NoParameters:
+    """Parameters of a strategy that leaves nothing open."""
+
+
+@dataclass(frozen=True)
 class StrategyInfo:
     """What `overlapsim strategies show` prints.
 
@@ -143,6 +149,27 @@ class Strategy(ABC):
     """False for serial execution: the best of those is the baseline of every speed-up."""
     own_kernel: ClassVar[bool] = False
     """True where the GEMM is a kernel of the strategy's own, with a time of its own (``--kernel-time``)."""
+
+    parameter_type: ClassVar[type]
+    """A dataclass with one typed field per parameter: what plan files are checked against."""
+
+    def check(self, parameters: Parameters) -> None:
+        """Refuse parameters that are missing, unknown or of another type.
+
+        Raises
+        ------
+        StrategyError
+            Naming the parameter.
+        """
+        known = {item.name for item in fields(self.parameter_type)}
+        if unknown := sorted(set(parameters) - known):
+            raise StrategyError(
+                f"{self.name} has no parameter {unknown[0]!r}; it takes {', '.join(sorted(known)) or 'none'}"
+            )
+        try:
+            msgspec.convert(dict(parameters), self.parameter_type)
+        except msgspec.ValidationError as error:
+            raise StrategyError(f"parameters of {self.name} cannot be used: {error}") from None
 
     @abstractmethod
     def applies_to(self, context: Context) -> Applicability:

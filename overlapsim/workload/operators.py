@@ -173,6 +173,8 @@ def gemm_then_collective(
     WorkloadError
         If `rank_rows` does not fit the ranks, the GEMM, or a collective that needs equal shares.
     """
+    if rank_rows and len(rank_rows) != ranks:
+        raise WorkloadError(f"rank_rows has {len(rank_rows)} entries for {ranks} ranks; expected one count for each")
     if rank_rows and (kind != "all_to_all" or max(rank_rows) != gemm.m):
         raise WorkloadError(
             f"rank_rows with {kind} and a largest of {max(rank_rows)}; expected all_to_all and a largest of {gemm.m}"

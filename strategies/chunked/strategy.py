@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from overlapsim.errors import StrategyError
 from overlapsim.plan import Finding
@@ -20,10 +22,18 @@ CHUNKS = (2, 3, 4, 6, 8, 12, 16)
 ROW_STEP = 128
 
 
+@dataclass(frozen=True)
+class ChunkedParameters:
+    """Pieces the rows are cut into."""
+
+    chunks: Annotated[int, Meta(ge=1, le=65536)]
+
+
 class Chunked(Strategy):
     """n vendor GEMMs one after another; the collective of a piece runs while the next piece is computed."""
 
     name = "chunked"
+    parameter_type = ChunkedParameters
     info = StrategyInfo(
         summary="vendor GEMM in n pieces by rows, one library collective per piece",
         granularity="chunk",

@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from overlapsim.schedule.builder import ProgramBuilder
-from overlapsim.strategy.base import YES, Applicability, Context, Parameters, ParameterSpace, Strategy, StrategyInfo
+from overlapsim.strategy.base import (
+    YES,
+    Applicability,
+    Context,
+    NoParameters,
+    Parameters,
+    ParameterSpace,
+    Strategy,
+    StrategyInfo,
+)
 from overlapsim.strategy.tasks import Gpu
 
 
@@ -15,6 +24,7 @@ class Serial(Strategy):
 
     name = "serial"
     overlaps = False
+    parameter_type = NoParameters
     info = StrategyInfo(
         summary="vendor GEMM, then the library's collective",
         granularity="op",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
+from msgspec import Meta
 from overlapsim.strategies.wave_group.groups import checked_groups, group_bytes, partitions
 
 from overlapsim.cost.gemm import GemmCost
@@ -31,14 +32,26 @@ MODES: Final = ("steal",)
 """Where the collective's SMs come from: taken as CTAs retire, as measured systems do.  ``reserve`` (a persistent kernel
 that leaves them free for the whole run) is accepted as a parameter and not proposed: nobody has measured it."""
 SWIZZLES: Final = (8, 4, 2, 1)
+Size = Annotated[int, Meta(ge=1, le=65536)]
 # More tiles are priced than planned for: the slower ones rarely win by their waves.
 KERNELS: Final = 3
+
+
+@dataclass(frozen=True)
+class WaveGroupParameters:
+    """Tile (BM, BN, BK), panel width of the swizzle, where the collective's SMs come from, tiles of each group."""
+
+    tile: tuple[Size, Size, Size]
+    swizzle: Literal[1, 2, 3, 4, 6, 8]
+    sms: Literal["steal", "reserve"]
+    group_tiles: tuple[int, ...]
 
 
 class WaveGroup(Strategy):
     """One signalled GEMM; each group of consecutive waves is one contiguous buffer and one collective."""
 
     name = "wave_group"
+    parameter_type = WaveGroupParameters
     own_kernel = True
     info = StrategyInfo(
         summary="signalled, reordered GEMM; one library collective per group of waves",
