@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numba
+from numba.core import event
 
 F = TypeVar("F", bound=Callable[..., Any])
+PACKAGE: Final = Path(__file__).resolve().parent
 
 
 def compiled(function: F) -> F:
@@ -20,8 +24,9 @@ def compiled(function: F) -> F:
     Fast-math stays off, so nothing is reassociated and no product is fused
     into a sum: the engines promise the same float64 bits as plain Python
     (docs/program.md section 3.6).  The lock of the interpreter is released
-    while the code runs.  Where no cache folder can be written, the function
-    is compiled anew in every process.
+    while the code runs.  The cache of this package lies outside it, see
+    :func:`cache_folder`; where no folder can be written, the function is
+    compiled anew in every process.
 
     A compiled function may call compiled functions of its own file and of
     files named ``kernel_*.py`` beside it: the cache is refreshed when any of
@@ -53,7 +58,8 @@ def inlined(function: F) -> F:
 def _compile(function: F, special: dict[str, Any]) -> F:
     options: dict[str, Any] = {"fastmath": False, "error_model": "numpy", "nogil": True, **special}
     try:
-        dispatcher = numba.njit(cache=True, **options)(function)
+        with _cache_placed(Path(inspect.getfile(function))):
+            dispatcher = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # "no locator available": neither the package nor a user folder is writable
         return numba.njit(**options)(function)  # type: ignore[no-any-return]
     # numba refreshes its cache when the caller's file changes; a callee in another file counts as well.
@@ -61,6 +67,64 @@ def _compile(function: F, special: dict[str, Any]) -> F:
     if hasattr(cache_file, "_source_stamp"):
         cache_file._source_stamp = _source_stamp(Path(inspect.getfile(function)))
     return dispatcher  # type: ignore[no-any-return]
+
+
+def cache_folder() -> Path | None:
+    """Where machine code of this package is kept: ``overlapsim/numba`` in the user's cache folder.
+
+    That is ``XDG_CACHE_HOME`` where it is an absolute path, else ``~/.cache``;
+    None for a user without a home.  Not in the package: files there outlive
+    an uninstallation, and the folder they keep alive hides the next one.
+    numba adds a folder for each place of installation, so that two do not meet.
+    """
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        cache = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return cache / "overlapsim" / "numba"
+
+
+@contextmanager
+def _cache_placed(file: Path) -> Iterator[None]:
+    """While a function of this package is decorated, numba caches in our folder; elsewhere as the user set it.
+
+    A folder set by the user (``NUMBA_CACHE_DIR``) stands, other packages' functions stay where numba puts them, and
+    where ours cannot be written numba tries its own places.
+    """
+    folder = cache_folder()
+    if numba.config.CACHE_DIR or folder is None or PACKAGE not in file.resolve().parents:
+        yield
+        return
+    numba.config.CACHE_DIR = str(folder)
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = ""
+
+
+class _FirstCompilation(event.Listener):  # type: ignore[misc]
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+
+    def on_start(self, event: Any) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call()
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+def on_first_compilation(call: Callable[[], None]) -> AbstractContextManager[None]:
+    """Within this context `call` is called once, when a function is compiled that the cache does not hold.
+
+    Parameters
+    ----------
+    call : callable
+        Called before the compilation, in its thread; to be quick.
+    """
+    return event.install_listener("numba:compile", _FirstCompilation(call))  # type: ignore[no-any-return]
 
 
 @lru_cache

@@ -213,8 +213,14 @@ def read_plan(path: str | Path) -> Plan:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"cannot read plan {path}: {error}") from None
+    except FileNotFoundError:
+        raise PlanError(f"cannot read plan {path}: there is no such file; write one with `operator -o`") from None
+    except IsADirectoryError:
+        raise PlanError(f"cannot read plan {path}: it is a folder; expected a plan file (YAML)") from None
+    except UnicodeDecodeError:
+        raise PlanError(f"cannot read plan {path}: it is not text; expected a plan file (YAML)") from None
+    except OSError as error:
+        raise PlanError(f"cannot read plan {path}: {error.strerror}; expected a plan file (YAML)") from None
     return load_plan(text, str(path))
 
 

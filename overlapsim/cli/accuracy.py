@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +10,7 @@ import click
 
 from overlapsim.accuracy.suite import Group, Suite
 from overlapsim.cli.options import check_targets
-from overlapsim.cli.output import print_json
+from overlapsim.cli.output import compile_note, print_json, table_width
 
 # Suite -> module with `evaluate(data: Path | None) -> Suite`; imported when asked for.
 SUITES: Final = {
@@ -31,7 +30,8 @@ SUITES: Final = {
 def command(suite: str, data: Path | None, plot: Path | None, as_json: bool, markdown: bool) -> None:
     """Score predictions against measurements."""
     check_targets(plot=plot)
-    result: Suite = importlib.import_module(SUITES[suite]).evaluate(data)
+    with compile_note():
+        result: Suite = importlib.import_module(SUITES[suite]).evaluate(data)
     if plot is not None:
         from overlapsim.report.scatter import accuracy_plot
 
@@ -52,7 +52,7 @@ def _table(result: Suite) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = Console(width=table_width(140))
     table = Table(title=f"accuracy of {result.suite} (errors in %, predicted over measured)")
     for column in ("group", "points", "fitted", "bias", "median", "mean", "p90", "p95", "in 90 % range", "signs"):
         table.add_column(column)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from overlapsim.cli.options import dimensions
-from overlapsim.cli.output import print_json
+from overlapsim.cli.output import compile_note, print_json, table_width
 from overlapsim.errors import UsageError
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.planner.operator_sweep import Answer, Question, sweep_operators
@@ -42,7 +40,7 @@ def command(
 ) -> None:
     """Plan the operator for many row counts M and say where overlap starts to pay.
 
-    FROM:TO takes every half power of two between; a list is M1,M2,...
+    FROM:TO takes 2^i and 1.5 x 2^i between; a list is M1,M2,...
     """
     machine = load_cluster(cluster).with_nodes(nodes)
     if not 2 <= ranks <= machine.num_devices:
@@ -50,7 +48,8 @@ def command(
     kind = next(kind for kind in COLLECTIVES if kind == collective)
     questions = [Question(GemmOp(m, n, k, dtype, accumulate), kind, ranks) for m in dimensions(rows)]
     names = ("serial", *strategies) if strategies else ()
-    answers = sweep_operators(machine, questions, strategies=names)
+    with compile_note():
+        answers = sweep_operators(machine, questions, strategies=names)
     pays = [answer.question.gemm.m for answer in answers if answer.verdict == "overlap"]
     if as_json:
         print_json({"pays_from_m": min(pays, default=None), "points": [_entry(answer) for answer in answers]})
@@ -60,6 +59,7 @@ def command(
         click.echo(f"overlap pays from m = {min(pays)} (of the row counts tried)")
     else:
         click.echo("overlap does not pay at any row count tried")
+    click.echo("crossover tries fewer candidates than operator and gives no ranges: plan the chosen m with operator")
 
 
 def _entry(answer: Answer) -> dict[str, object]:
@@ -94,4 +94,4 @@ def _table(answers: tuple[Answer, ...]) -> None:
             answer.verdict,
             "" if answer.cause == "none" else answer.cause,
         )
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    Console(width=table_width()).print(table)

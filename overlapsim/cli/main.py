@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -60,15 +60,21 @@ def cli() -> None:
     """Predict and plan how computation and communication overlap on multi-GPU machines."""
 
 
+# Raised for a group without a command; older versions of click print the help themselves.
+_NO_ARGUMENTS: Final[Any] = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors of ours become one line on stderr and their exit code."""
     try:
-        cli.main(args=None if arguments is None else list(arguments), prog_name="overlapsim", standalone_mode=False)
+        given = None if arguments is None else list(arguments)
+        code = cli.main(args=given, prog_name="overlapsim", standalone_mode=False)
     except OverlapSimError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
-    except click.exceptions.Exit as done:
-        sys.exit(done.exit_code)
+    except _NO_ARGUMENTS as help_:
+        click.echo(help_.format_message())
+        return
     except click.Abort:
         click.echo("error: interrupted", err=True)
         sys.exit(130)
@@ -79,6 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # The reader of our output has closed it (`| head`): nobody is left to tell.
         sys.stderr.close()
         sys.exit(0)
+    # Without its standalone mode click returns the code of an Exit; commands return None.
+    if isinstance(code, int) and code:
+        sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from overlapsim.cli.operator_view import result_json, result_table
 from overlapsim.cli.options import check_targets, kernel_times, positive_time_s
 from overlapsim.cli.options import rank_rows as parse_rank_rows
 from overlapsim.cli.options import tile as parse_tile
-from overlapsim.cli.output import print_json
+from overlapsim.cli.output import compile_note, print_json
 from overlapsim.hardware.curves import read_curve
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.plan import CurveInput, OperatorInputs, dump_plan
@@ -108,15 +108,16 @@ def command(
     )
     chosen = tuple(s for s in load_strategies(strategies) if s.overlaps)
     baselines = tuple(s for s in load_strategies() if not s.overlaps)
-    result = plan_operator(context_from(inputs, machine), (*baselines, *chosen), contention=inputs.contention)
-    if output is not None:
-        plan = to_plan(result, inputs, {"overlapsim": __version__})
-        # The map first: a plan never names a file that is not there.
-        for settings in (operator.settings for operator in plan.operators):
-            if "file" in settings.get("map", {}):
-                write_side_file(planned_map(settings), output.parent)
-        write_text(output, dump_plan(plan))
-    _draw(result, trace, plot, contention=inputs.contention)
+    with compile_note():
+        result = plan_operator(context_from(inputs, machine), (*baselines, *chosen), contention=inputs.contention)
+        if output is not None:
+            plan = to_plan(result, inputs, {"overlapsim": __version__})
+            # The map first: a plan never names a file that is not there.
+            for settings in (operator.settings for operator in plan.operators):
+                if "file" in settings.get("map", {}):
+                    write_side_file(planned_map(settings), output.parent)
+            write_text(output, dump_plan(plan))
+        _draw(result, trace, plot, contention=inputs.contention)
     if as_json:
         print_json(result_json(result))
     else:

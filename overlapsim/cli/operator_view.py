@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from overlapsim.cli.output import table_width
 from overlapsim.planner.operator import OperatorResult, StrategyResult
 from overlapsim.units import format_time
+
+_WORDS: Final = {("sms", "steal"): "SMs taken as CTAs retire", ("sms", "reserve"): "SMs reserved"}
 
 
 def result_json(result: OperatorResult) -> dict[str, Any]:
@@ -47,8 +49,7 @@ def _entry(entry: StrategyResult) -> dict[str, Any]:
 
 def result_table(result: OperatorResult) -> None:
     """Print the strategies, the verdict and the findings."""
-    # Piped output has no width of its own; 120 columns keep the parameters on few lines.
-    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
+    console = Console(soft_wrap=True, width=table_width())
     gemm, collective = result.context.gemm_and_collective()
     prices = result.context.prices
     table = Table(
@@ -85,9 +86,10 @@ def _parameters(entry: StrategyResult) -> str:
     parts = []
     for name, value in entry.best.parameters.items():
         if name == "group_tiles":
-            parts.append(f"{len(value)} groups of {' '.join(map(str, value))} tiles")
+            groups = "1 group" if len(value) == 1 else f"{len(value)} groups"
+            parts.append(f"{groups} of {' '.join(map(str, value))} tiles")
         elif name == "tile":
             parts.append("tile " + "x".join(map(str, value)))
         else:
-            parts.append(f"{name} {value}")
+            parts.append(_WORDS.get((name, value)) or f"{name} {value}")
     return ", ".join(parts)

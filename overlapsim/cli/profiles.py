@@ -48,7 +48,8 @@ def list_(as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(cluster: str, nodes: int | None, as_json: bool) -> None:
     """Print every number of CLUSTER with its layer, source code and trust (codes: hwprofiles/SOURCES.md)."""
-    machine = load_cluster(cluster)
+    # A profile that contradicts itself is shown all the same: here one looks for what is wrong.
+    machine = load_cluster(cluster, consistent=False)
     machine = machine if nodes is None else machine.with_nodes(nodes)
     if as_json:
         print_json(
@@ -62,6 +63,8 @@ def show(cluster: str, nodes: int | None, as_json: bool) -> None:
                 "levels": [asdict(level) for level in levels(machine)],
                 "curves": [_curve(machine, key) for key in machine.curves],
                 "fits": [asdict(fit) for fit in _fits(machine).values()],
+                "dropped": machine.dropped,
+                "contradictions": contradictions(machine),
             }
         )
         return
@@ -85,6 +88,10 @@ def show(cluster: str, nodes: int | None, as_json: bool) -> None:
             f"  curve    {key.collective} over {key.ranks} ranks on {key.nodes} node(s): {curve['num_points']} points, "
             f"{format_bytes(curve['smallest_bytes'])} to {format_bytes(curve['largest_bytes'])}, {curve['reference']}"
         )
+    for sentence in machine.dropped:
+        click.echo(f"  dropped  {sentence}")
+    for problem in contradictions(machine):
+        click.echo(f"contradiction: {problem}")
 
 
 @command.command("seed")
@@ -108,7 +115,7 @@ def seed(topo: Path, device: str, output: Path | None) -> None:
         return
     write_text(output, written)
     click.echo(f"{output}: {machine.num_devices} x {machine.device.name}, {machine.node.scale_up}")
-    for remark in remarks:
+    for remark in (*remarks, *machine.dropped):
         click.echo(f"note: {remark}")
 
 
@@ -117,7 +124,7 @@ def seed(topo: Path, device: str, output: Path | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(cluster: str, as_json: bool) -> None:
     """Say where CLUSTER contradicts itself (exit code 3) and what each missing table disables."""
-    machine = load_cluster(cluster)
+    machine = load_cluster(cluster, consistent=False)
     wrong, missing = contradictions(machine), gaps(machine)
     if as_json:
         print_json({"name": machine.name, "contradictions": wrong, "gaps": missing})
@@ -125,10 +132,13 @@ def check(cluster: str, as_json: bool) -> None:
         for label, messages in (("contradiction", wrong), ("gap", missing)):
             for message in messages:
                 click.echo(f"{label}: {message}")
-        if not wrong:
-            click.echo(f"{machine.name}: no contradictions, {len(missing)} gaps")
+        click.echo(f"{machine.name}: {_count(wrong, 'contradiction')}, {_count(missing, 'gap')}")
     if wrong:
         raise click.exceptions.Exit(3)
+
+
+def _count(found: list[str], what: str) -> str:
+    return f"{len(found) or 'no'} {what}{'' if len(found) == 1 else 's'}"
 
 
 def _summary(cluster: Cluster) -> dict[str, Any]:
@@ -166,7 +176,7 @@ def _rows(cluster: Cluster) -> Iterator[tuple[str, str, Any, dict[str, str]]]:
         *((("fabric", cluster.fabric, cluster.fabric.sources),) if cluster.fabric else ()),
         ("cluster", cluster, cluster.sources),
     )
-    skipped = {"name", "sources", "device", "node", "fabric", "curves", "calibrated", "digest", "fits"}
+    skipped = {"name", "sources", "device", "node", "fabric", "curves", "calibrated", "digest", "fits", "dropped"}
     for part, spec, sources in parts:
         for name, value in _values(spec, "", skipped):
             source = sources.get(name)

@@ -202,11 +202,18 @@ class CollectiveModel:
             family="collective",
             spread=self._spread(size_bytes),
             source=self._source(),
-            demands=tuple(
-                Demand(name, min(amount * size_bytes, duration * rate), rate)
-                for name, amount, rate in self._demands_of(algorithm, device)
-            ),
+            demands=self.demands(size_bytes, device, duration),
             in_range=self.curve is not None and self.curve.in_range(size_bytes),
+        )
+
+    def demands(
+        self, size_bytes: float, device: int | None = None, duration_s: float | None = None
+    ) -> tuple[Demand, ...]:
+        """Bytes on links and in HBM, of all devices or of one; at most what each moves in the time."""
+        duration = float(self.seconds(size_bytes)) if duration_s is None else duration_s
+        return tuple(
+            Demand(name, min(amount * size_bytes, duration * rate), rate)
+            for name, amount, rate in self._demands_of(self.algorithm(size_bytes), device)
         )
 
     def algorithm(self, size_bytes: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from numpy.typing import ArrayLike
 
-from overlapsim.cost.base import MEASURED, Cost, Family, Spread, hbm_rate
+from overlapsim.cost.base import MEASURED, Cost, Demand, Family, Spread, hbm_rate
 from overlapsim.cost.collective import CollectiveModel
 from overlapsim.cost.curve import Curve, FloatArray
 from overlapsim.cost.gemm import (
@@ -92,7 +92,7 @@ class PriceBook:
     ends: Mapping[Family, End] = field(default_factory=dict)
     vendor_kernels: bool = False
     no_latency: bool = False
-    models: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False)
+    models: dict[Any, Any] = field(default_factory=dict, repr=False)
     """Model results of this cluster: books made from one another (ends, what-ifs) share them, and a sweep may hand one
     dictionary to all its books."""
 
@@ -207,22 +207,25 @@ class PriceBook:
         Demands are those that one device carries: its own HBM and links, and
         device 0 also what all share (root ports, host memory, NICs, switches).
         """
+        cost = self._model(op.kind, op.ranks).cost(op.size_bytes, device)
+        seconds = float(self._seconds(op.kind, op.ranks, op.size_bytes))
+        return replace(cost, duration_s=seconds, sm=self.comm_sms(op.kind) if op.ranks > 1 else 0)
+
+    def flow(self, op: CollectiveOp, device: int = 0) -> tuple[float, tuple[Demand, ...]]:
+        """Duration and demands of `collective`, without the rest: what tasks are made of, thousands of times."""
         key = (op.kind, op.ranks, op.size_bytes, device)
-        if key not in self._costs:
-            cost = self._model(op.kind, op.ranks).cost(op.size_bytes, device)
-            self._costs[key] = replace(
-                cost,
-                duration_s=float(self._seconds(op.kind, op.ranks, op.size_bytes)),
-                sm=self.comm_sms(op.kind) if op.ranks > 1 else 0,
-            )
-        return self._costs[key]
+        if key not in self._flows:
+            seconds = float(self._seconds(op.kind, op.ranks, op.size_bytes))
+            demands = self._model(op.kind, op.ranks).demands(op.size_bytes, device)
+            self._flows[key] = (seconds, demands)
+        return self._flows[key]
 
     @cached_property
     def _gemms(self) -> dict[tuple[Any, ...], GemmCost]:
         return {}
 
     @cached_property
-    def _costs(self) -> dict[tuple[CollectiveKind, int, float, int], Cost]:
+    def _flows(self) -> dict[tuple[CollectiveKind, int, float, int], tuple[float, tuple[Demand, ...]]]:
         return {}
 
     def collective_seconds(self, kind: CollectiveKind, size_bytes: ArrayLike) -> FloatArray:
@@ -249,7 +252,12 @@ class PriceBook:
     @cached_property
     def overlap(self) -> OverlapSpec:
         """What a GEMM and a collective cost each other on this machine."""
-        return overlap_spec(self.cluster) if self.overlap_constants is None else self.overlap_constants
+        if self.overlap_constants is not None:
+            return self.overlap_constants
+        if "overlap" not in self.models:
+            self.models["overlap"] = overlap_spec(self.cluster)
+        spec: OverlapSpec = self.models["overlap"]
+        return spec
 
     @property
     def signal_wait_s(self) -> float:
@@ -292,7 +300,7 @@ class PriceBook:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What was assumed rather than measured, whatever the strategy."""
-        found = []
+        found = [Finding("inherited_dropped", sentence) for sentence in self.cluster.dropped]
         if not self.cluster.calibrated:
             found.append(
                 Finding(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from overlapsim.hardware.bounds import wire_lower_bound_s
-from overlapsim.hardware.profile import Cluster, DeviceSpec, Sources
+from overlapsim.hardware.profile import Cluster, CurveKey, CurveTable, DeviceSpec, Fit, Sources
 from overlapsim.units import format_bandwidth, format_bytes, format_time
 
 # Dense FLOP per clock and SM in bf16 (fp16 where there is no bf16) of each architecture: the vendor's peak over SMs
@@ -45,6 +45,8 @@ FALLBACKS: Final[Mapping[str, str]] = {
     "overlap": "what a kernel and a collective cost each other is a prior of another machine",
 }
 """What is done without a fit of a family."""
+OPERATOR_FAMILIES: Final = ("gemm", "collective", "overlap", "launch", "contention")
+"""Families that plans of one GEMM and its collective are priced by; the others price the rest of a model."""
 MAIN_COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -62,12 +64,21 @@ def check_cluster(cluster: Cluster) -> list[str]:
 
 def contradictions(cluster: Cluster) -> list[str]:
     """Numbers that cannot all be right: sparsity peaks, wrong prefixes, curves faster than the links."""
-    return [*_device(cluster.device), *_links(cluster), *_curves(cluster)]
+    return [*_device(cluster.device), *_links(cluster), *impossible_curves(cluster), *_odd_curves(cluster)]
+
+
+def impossible_curves(cluster: Cluster) -> list[str]:
+    """Measured curves that beat what the links allow by more than repeats differ: no prediction can hold both."""
+    found = []
+    for key, table in cluster.curves.items():
+        if why_unused(key, cluster) is None:
+            found += [f"curve {key}: {told}" for told in [_impossible(key, table, cluster)] if told]
+    return found
 
 
 def gaps(cluster: Cluster) -> list[str]:
-    """What was not measured, and what that disables."""
-    found = []
+    """What was not measured or was measured on another machine, and what that disables."""
+    found = list(cluster.dropped)
     for collective in MAIN_COLLECTIVES:
         ranks = sorted(key.ranks for key in cluster.curves if key.collective == collective and key.nodes == 1)
         if not ranks:
@@ -105,11 +116,18 @@ def _missing_fits(cluster: Cluster) -> Iterator[str]:
     for family, fallback in FALLBACKS.items():
         if family != "gemm" and family not in families:
             yield f"no {family} fit: {fallback}"
-    sisters = sorted(
-        name for name, fit in fits.items() if fit.num_points == 0 or fit.source.layer in ("derived", "prior")
-    )
-    if sisters:
-        yield f"{len(sisters)} fits taken over from a sister or judged, ranges are wider: {', '.join(sisters)}"
+    believed = sorted(name for name, fit in fits.items() if _is_believed(fit))
+    for asked, use in ((True, ""), (False, " for models that `operator` does not use")):
+        names = [name for name in believed if (name.partition(".")[0] in OPERATOR_FAMILIES) is asked]
+        if names:
+            yield f"{len(names)} fits taken over from a sister or judged{use}, ranges are wider: {', '.join(names)}"
+
+
+def _is_believed(fit: Fit) -> bool:
+    """Whether a fit is not this machine's own: published figures of it may be derived, and then are of high trust."""
+    if fit.source.layer in ("measured", "override"):
+        return False
+    return fit.source.layer == "prior" or fit.source.trust != "high" or fit.num_points == 0
 
 
 def _weak(sources: Sources) -> list[str]:
@@ -158,23 +176,33 @@ def _links(cluster: Cluster) -> Iterator[str]:
         yield f"nic_bandwidth of {format_bandwidth(node.nic_bandwidth_bytes_per_s)} a NIC is above a GPU's own link"
 
 
-def _curves(cluster: Cluster) -> Iterator[str]:
-    for key, table in cluster.curves.items():
-        name = f"curve {key.collective}/{key.ranks}/{key.nodes}"
-        if key.nodes > key.ranks or key.ranks > key.nodes * cluster.node.num_devices:
-            yield f"{name} has more ranks than {key.nodes} nodes of {cluster.node.num_devices} GPUs: it is never used"
-            continue
-        if key.ranks % key.nodes:
-            yield f"{name} does not spread its ranks evenly over nodes: not checked against the links"
-            continue
-        wide = cluster.with_nodes(max(cluster.num_nodes, key.nodes))
-        per_node = key.ranks // key.nodes
-        devices = [n * cluster.node.num_devices + local for n in range(key.nodes) for local in range(per_node)]
-        for size, time in zip(table.size_bytes, table.time_s, strict=True):
-            bound = wire_lower_bound_s(wide, devices, key.collective, size)
-            if time < CURVE_SLACK * bound:
-                yield (
-                    f"{name}: {format_bytes(size)} in {format_time(time)} is faster than its links allow "
-                    f"({format_time(bound)}): check the units of the table or the links"
-                )
-                break
+def why_unused(key: CurveKey, cluster: Cluster) -> str | None:
+    """Why a curve is not compared with the links: its ranks have no place on such nodes."""
+    if key.nodes > key.ranks or key.ranks > key.nodes * cluster.node.num_devices:
+        return f"has more ranks than {key.nodes} nodes of {cluster.node.num_devices} GPUs: it is never used"
+    if key.ranks % key.nodes:
+        return "does not spread its ranks evenly over nodes: not checked against the links"
+    if key.nodes > 1 and not cluster.node.num_nics:
+        return "spans nodes that have no NIC: it is never used"
+    return None
+
+
+def _odd_curves(cluster: Cluster) -> Iterator[str]:
+    for key in cluster.curves:
+        if reason := why_unused(key, cluster):
+            yield f"curve {key} {reason}"
+
+
+def _impossible(key: CurveKey, table: CurveTable, cluster: Cluster) -> str | None:
+    wide = cluster.with_nodes(max(cluster.num_nodes, key.nodes))
+    per_node = key.ranks // key.nodes
+    devices = [n * cluster.node.num_devices + local for n in range(key.nodes) for local in range(per_node)]
+    bounds = (wire_lower_bound_s(wide, devices, key.collective, size) for size in table.size_bytes)
+    for size, time, bound in zip(table.size_bytes, table.time_s, bounds, strict=True):
+        if time < CURVE_SLACK * bound:
+            return (
+                f"{format_bytes(size)} in {format_time(time)} is faster than its links allow ({format_time(bound)}): "
+                "check the units of the table (bytes, seconds) and of the links (GB/s are eight times Gb/s), or take "
+                f"the curve away (curves: {{{key}: null}}) until it is measured again"
+            )
+    return None

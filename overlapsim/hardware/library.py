@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.resources
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
@@ -75,12 +76,17 @@ class Library:
         found = next((place for place in places if place.is_file()), None)
         return None if found is None else read_document(found)
 
+    def seen_from(self, document: Document) -> Library:
+        """The folders in which a file's own references are found: its folder and those searched after it."""
+        places = [place for place, root in enumerate(self.roots) if root is document.root]
+        return Library(self.roots[places[0] :]) if places else self
+
     def _fail(self, kind: Kind, name: str) -> Document:
         names = self.names(kind)
         begun = [known for known in names if name and known.startswith(name.lower())][:3]
         near = begun or difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
-        raise ProfileError(f"{kind} {name!r} is unknown; {hint}there are: {', '.join(names) or 'none'}")
+        hint = f"did you mean {' or '.join(near)}?" if near else "expected a name below, or the path of a file"
+        raise ProfileError(f"{kind} {name!r} is unknown; {hint}\n{_listed(names)}")
 
 
 def bundled() -> Traversable:
@@ -110,8 +116,8 @@ def open_document(kind: Kind, name_or_path: str, search: Sequence[Path]) -> tupl
         return Library((root, *folders, bundled())), read_document(path, root)
     if not path.is_dir():
         raise ProfileError(
-            f"there is no file or folder {name_or_path}; give a YAML file, a folder, or one of: "
-            f"{', '.join(library.names(kind))}"
+            f"there is no file or folder {name_or_path}; give a YAML file, a folder, or a name\n"
+            f"{_listed(library.names(kind))}"
         )
     inside = Library((path,))
     names = inside.names(kind)
@@ -154,3 +160,9 @@ def _is_kind(entry: Traversable, kind: Kind) -> bool:
         return bool(read_document(entry).data.get("kind") == kind)
     except ProfileError:
         return False
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names on lines of their own."""
+    text = f"there are: {', '.join(names) or 'none'}"
+    return textwrap.fill(text, 100, subsequent_indent="  ", break_on_hyphens=False)

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from overlapsim.errors import ProfileError
 from overlapsim.hardware.build import Builder
+from overlapsim.hardware.check import impossible_curves
 from overlapsim.hardware.documents import Document, Kind, parse_document
 from overlapsim.hardware.library import Library, bundled, open_document
 from overlapsim.hardware.profile import Cluster, DeviceSpec, NodeSpec
@@ -41,7 +42,7 @@ def load_node(name_or_path: str, *, search: Sequence[Path] = ()) -> NodeSpec:
     return _checked(builder.node(document), builder, document)
 
 
-def load_cluster(name_or_path: str, *, search: Sequence[Path] = ()) -> Cluster:
+def load_cluster(name_or_path: str, *, search: Sequence[Path] = (), consistent: bool = True) -> Cluster:
     """Load a cluster with its node, device and measured tables.
 
     Parameters
@@ -51,6 +52,8 @@ def load_cluster(name_or_path: str, *, search: Sequence[Path] = ()) -> Cluster:
         (``node device extends`` and tables) is looked for beside it, then in `search`, then among the bundled.
     search : sequence of Path
         Folders looked in before the bundled profiles.
+    consistent : bool
+        False loads a profile whose measured curves contradict its links too, in order to show what is wrong with it.
 
     Returns
     -------
@@ -61,7 +64,8 @@ def load_cluster(name_or_path: str, *, search: Sequence[Path] = ()) -> Cluster:
     ------
     ProfileError
         If a name is unknown, a file cannot be read, or the profile has problems: unknown or missing keys, wrong
-        units or types, values out of limits. One message lists them all.
+        units or types, values out of limits. One message lists them all. Also if a measured curve is faster than
+        the links allow.
 
     Examples
     --------
@@ -69,9 +73,7 @@ def load_cluster(name_or_path: str, *, search: Sequence[Path] = ()) -> Cluster:
     8
     """
     library, document = open_document("cluster", name_or_path, search)
-    builder = Builder(library)
-    cluster = _checked(builder.cluster(document), builder, document)
-    return replace(cluster, digest=builder.hexdigest())
+    return _cluster(library, document, consistent=consistent)
 
 
 def parse_cluster(name: str, text: str, *, search: Sequence[Path] = ()) -> Cluster:
@@ -88,9 +90,7 @@ def parse_cluster(name: str, text: str, *, search: Sequence[Path] = ()) -> Clust
     """
     library = Library((*search, bundled()))
     document = parse_document(name, f"{name}.yaml", text.encode())
-    builder = Builder(library)
-    cluster = _checked(builder.cluster(document), builder, document)
-    return replace(cluster, digest=builder.hexdigest())
+    return _cluster(library, document, consistent=True)
 
 
 def nearest_cluster(device: str, *, search: Sequence[Path] = ()) -> Cluster:
@@ -107,11 +107,20 @@ def nearest_cluster(device: str, *, search: Sequence[Path] = ()) -> Cluster:
     'h100-sxm8'
     """
     wanted = load_device(device, search=search).name
-    clusters = [load_cluster(name, search=search) for name in list_profiles("cluster", search=search)]
+    clusters = [load_cluster(name, search=search, consistent=False) for name in list_profiles("cluster", search=search)]
     found = [cluster for cluster in clusters if cluster.device.name == wanted]
     if not found:
         raise ProfileError(f"no cluster has device {wanted}; write one by hand as hwprofiles/README.md says")
     return min(found, key=lambda cluster: (len(cluster.name), cluster.name))
+
+
+def _cluster(library: Library, document: Document, *, consistent: bool) -> Cluster:
+    builder = Builder(library)
+    cluster = _checked(builder.cluster(document), builder, document)
+    if consistent and (wrong := impossible_curves(cluster)):
+        listed = "".join(f"\n  - {problem}" for problem in wrong)
+        raise ProfileError(f"profile {document.name} contradicts itself:{listed}")
+    return replace(cluster, digest=builder.hexdigest())
 
 
 def _checked(spec: _Spec | None, builder: Builder, document: Document) -> _Spec:

@@ -227,6 +227,10 @@ class CurveKey:
     ranks: int
     nodes: int = 1
 
+    def __str__(self) -> str:
+        """As profiles spell it: ``all_reduce/8``, ``all_reduce/16/2``."""
+        return f"{self.collective}/{self.ranks}" + (f"/{self.nodes}" if self.nodes > 1 else "")
+
 
 @dataclass(frozen=True)
 class CurveTable:
@@ -256,6 +260,8 @@ class Cluster:
     fabric : the network between nodes; None if nothing but its latency is known
     curves : measured collectives
     fits : fitted constants of cost models of the whole machine (collectives), by ``family.key``
+    dropped : inherited curves and fits, the device's too, that were measured on another machine and left out: a
+        sentence for each group
     calibrated : True once `calibrate` wrote measured parameters into the profile
     digest : SHA-256 of the files the cluster was loaded from (provenance of plans)
     """
@@ -270,6 +276,7 @@ class Cluster:
     calibrated: bool = False
     digest: str = ""
     fits: Fits = field(default_factory=dict, compare=False)
+    dropped: tuple[str, ...] = field(default=(), compare=False)
     sources: Sources = field(default_factory=dict, compare=False)
 
     @property

@@ -150,12 +150,16 @@ class Reader:
         """Note unknown keys at the top of the file."""
         self.unknown(self._data, (*COMMON_KEYS, *allowed))
 
-    def _origin(self, path: str) -> str:
-        """Name of the last file that sets `path`: the source of a number that names none."""
-        for document in reversed(self.chain):
-            value: Any = document.data
-            for key in path.split("."):
+    def last_with(self, *keys: str) -> int:
+        """Place in the chain of the last file that sets what stands below `keys`; the chain's last if none does."""
+        for place in range(len(self.chain) - 1, -1, -1):
+            value: Any = self.chain[place].data
+            for key in keys:
                 value = value.get(key) if isinstance(value, dict) else None
             if value is not None:
-                return f"{document.name}.yaml"
-        return f"{self.name}.yaml"
+                return place
+        return len(self.chain) - 1
+
+    def _origin(self, path: str) -> str:
+        """Name of the last file that sets `path`: the source of a number that names none."""
+        return f"{self.chain[self.last_with(*path.split('.'))].name}.yaml"

@@ -8,7 +8,7 @@ from typing import Any, Final
 import yaml
 
 from overlapsim.errors import ProfileError
-from overlapsim.hardware.profile import Cluster, CurveKey
+from overlapsim.hardware.profile import Cluster
 from overlapsim.hardware.topo_matrix import DISTANCES, TopoMatrix
 
 NVLINK_BYTES_PER_S: Final = {
@@ -68,7 +68,7 @@ def seed_profile(topo: TopoMatrix, base: Cluster, origin: str) -> tuple[dict[str
         profile |= {"curves": None, "fits": None}
         remarks.append(f"curves and fits of {base.name} are left out: its links are not these")
     elif unused := [key for key in base.curves if key.ranks > count * key.nodes]:
-        profile["curves"] = {_curve_name(key): None for key in unused}
+        profile["curves"] = {str(key): None for key in unused}
     return profile, tuple(remarks)
 
 
@@ -76,10 +76,6 @@ def profile_text(profile: dict[str, Any], remarks: Sequence[str]) -> str:
     """The file's text: remarks as comments, then YAML."""
     body = yaml.safe_dump(profile, sort_keys=False, default_flow_style=None, width=110)
     return "".join(f"# {remark}\n" for remark in remarks) + body
-
-
-def _curve_name(key: CurveKey) -> str:
-    return f"{key.collective}/{key.ranks}" + (f"/{key.nodes}" if key.nodes > 1 else "")
 
 
 def _leaf(value: Any, unit: str, origin: str) -> dict[str, Any]:

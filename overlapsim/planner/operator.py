@@ -305,7 +305,7 @@ def _cause(
     if ceiling < 1 + TIE_MARGIN:
         return "little_to_hide"
 
-    brief = replace(effort, refinements=0)
+    brief = replace(effort, runs=min(effort.runs, 3), refinements=0)
 
     def pays(changed: Context, with_contention: bool = contention) -> bool:
         times = [_plan_strategy(s, changed, with_contention, brief).best for s in applying]

@@ -65,8 +65,8 @@ def context_from(inputs: OperatorInputs, cluster: Cluster) -> Context:
     grid = TileGrid(gemm.m, gemm.n, *(inputs.tile or smallest)[:2])
     if grid.num_tiles > MAX_TILES:
         raise UsageError(
-            f"an output of {gemm.m}x{gemm.n} has {grid.num_tiles} tiles of {grid.bm}x{grid.bn}; at most {MAX_TILES} are "
-            "simulated: give a smaller output or a larger --tile"
+            f"an output of {gemm.m}x{gemm.n} has {grid.num_tiles} tiles of {grid.bm}x{grid.bn}; at most {MAX_TILES} "
+            "are simulated: give a smaller output or a larger --tile"
         )
     prices = PriceBook(
         machine,

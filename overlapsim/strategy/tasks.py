@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from overlapsim.cost.base import Cost, Demand
+from overlapsim.cost.base import Demand
 from overlapsim.cost.gemm import GemmCost
 from overlapsim.cost.prices import PriceBook
 from overlapsim.schedule.builder import ProgramBuilder
@@ -52,17 +52,18 @@ class Gpu:
         )
 
     def add_collective(
-        self, op: CollectiveOp, cost: Cost, *, sms: int, stream: int | None = None, group: int = -1, tag: str = ""
+        self, op: CollectiveOp, *, sms: int, stream: int | None = None, group: int = -1, tag: str = ""
     ) -> int:
         """Add a collective that holds `sms` SMs; members of a `group` start and end together."""
+        duration_s, demands = self.prices.flow(op, self.device)
         return self.builder.add_flow(
             stream=self.comm_stream if stream is None else stream,
             pool=self.pool,
             units=1,
-            unit_ps=ps_from_s(cost.duration_s),
+            unit_ps=ps_from_s(duration_s),
             sm=sms,
             group=group,
-            demands=self._per_unit(cost.demands, 1),
+            demands=self._per_unit(demands, 1),
             op=op.name,
             tag=tag or f"{op.pass_} {op.kind}",
         )

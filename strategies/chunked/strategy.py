@@ -100,7 +100,6 @@ class Chunked(Strategy):
             source = gpu.add_gemm(piece, prices.vendor_gemm(piece), tag=f"{gemm.pass_} gemm {label}")
             task = gpu.add_collective(
                 part,
-                prices.collective(part),
                 sms=prices.comm_sms(part.kind),
                 tag=f"{part.pass_} {part.kind} {label}",
             )

@@ -49,7 +49,6 @@ class Serial(Strategy):
         gpu.add_gemm(gemm, context.prices.vendor_gemm(gemm))
         gpu.add_collective(
             collective,
-            context.prices.collective(collective),
             sms=context.prices.comm_sms(collective.kind),
             stream=gpu.compute_stream,
         )

@@ -15,7 +15,7 @@ from overlapsim.units import dtype_bytes
 from overlapsim.workload.operators import CollectiveOp, GemmOp
 
 # O(T^2) memory and time; more waves than this are split at multiples of several waves.
-MAX_WAVES: Final = 512
+MAX_WAVES: Final = 128
 
 
 def tile_bytes(gemm: GemmOp, kernel: GemmCost, swizzle: int) -> Float:

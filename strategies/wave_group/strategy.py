@@ -185,13 +185,7 @@ class WaveGroup(Strategy):
             label = f"{gemm.pass_} {collective.kind} group {number}/{len(groups)}"
             if not reserve and done and len(groups) > 1:
                 gpu.add_waiter(source, int(done), op=gemm.name, tag=f"wait for group {number}/{len(groups)}")
-            task = gpu.add_collective(
-                part,
-                prices.collective(part, gpu.device),
-                sms=comm_sms,
-                group=number - 1 if collective.rank_rows else -1,
-                tag=label,
-            )
+            task = gpu.add_collective(part, sms=comm_sms, group=number - 1 if collective.rank_rows else -1, tag=label)
             if (reserve or len(groups) == 1) and done:
                 builder.add_edge(source, task, src_units=int(done), lag_ps=wait_ps)
                 if before is not None:

@@ -61,10 +61,13 @@ def test_operator_json_has_the_documented_keys(capsys, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.yaml", "plot.png", "trace.json"]
 
 
-def test_operator_table_names_verdict_and_baseline(capsys) -> None:
+def test_operator_table_names_verdict_and_baseline(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
     code, out, _ = run(capsys, arguments())
     assert code == 0
     assert "verdict: overlap" in out
+    assert "SMs taken as CTAs retire" in out
+    assert "1 groups" not in out
     assert "best serial" in out
 
 
@@ -83,7 +86,7 @@ def test_serial_is_always_considered(capsys) -> None:
         ({"m": "4294967296000"}, 2, "m is 4294967296000"),
         ({"ranks": "16"}, 2, "expected 2 to 8"),
         ({"ranks": "0"}, 2, "expected 2 to 8"),
-        ({"nodes": "0"}, 3, "nodes"),
+        ({"nodes": "0"}, 2, "nodes"),
         ({"dtype": "float"}, 2, "dtype 'float'"),
         ({"collective": "all_sum"}, 2, "all_sum"),
         ({"cluster": "a800-smx8"}, 3, "a800-sxm8"),
@@ -93,11 +96,12 @@ def test_serial_is_always_considered(capsys) -> None:
         ({"tile": "16384x128"}, 2, None),
         ({"tile": "256x128", "m": "128"}, 2, "larger"),
         ({"gemm_time": "-1"}, 2, "above 0"),
-        ({"gemm_time": "2.1"}, 0, None),
+        ({"gemm_time": "2.1"}, 2, "check the unit"),
         ({"gemm_time": "2.1us"}, 2, "check the unit"),
         ({"gemm_time": "2 parsec"}, 2, "parsec"),
         ({"kernel_time": "2ms"}, 2, "STRATEGY=TIME"),
         ({"kernel_time": "none=2ms"}, 2, "none"),
+        ({"kernel_time": "chunked=2ms"}, 2, "give --gemm-time"),
         ({"kernel_time": "wave_group=nan"}, 2, "expected"),
         ({"comm_sms": "108"}, 0, None),
         ({"comm_sms": "109"}, 2, "109"),
@@ -183,13 +187,38 @@ def test_other_commands_answer(capsys, args: list[str]) -> None:
         (["profiles", "show", "b200"], 3, "b200"),
         (["strategies", "show", "x"], 2, "known strategies"),
         (["trace", "missing.yaml", "--json"], 2, "missing.yaml"),
-        (["trace", "missing.yaml"], 2, "nothing to write"),
+        (["trace", "missing.yaml"], 2, "no such file"),
     ],
 )
 def test_wrong_calls(capsys, args: list[str], code: int, message: str) -> None:
     got, _, err = run(capsys, args)
     assert got == code
     assert message in err
+
+
+@pytest.mark.parametrize("args", [[], ["profiles"], ["strategies"]])
+def test_a_bare_group_shows_its_help(capsys, args: list[str]) -> None:
+    code, out, err = run(capsys, args)
+    assert (code, err) == (0, "")
+    assert out.startswith("Usage: overlapsim")
+    assert "Commands:" in out
+
+
+def test_an_exit_code_of_a_command_is_kept(capsys, monkeypatch) -> None:
+    monkeypatch.setattr("overlapsim.cli.profiles.contradictions", lambda machine: ["one and one are three"])
+    code, out, _ = run(capsys, ["profiles", "check", "a800-sxm8"])
+    assert code == 3
+    assert "contradiction: one and one are three" in out
+
+
+def test_crossover_prints_round_rows_and_its_limits(capsys) -> None:
+    code, out, err = run(
+        capsys,
+        ["crossover", "--cluster", "a800-sxm8", "--ranks", "2", "--m", "1024:2048", "--n", "8192", "--k", "4096"],
+    )
+    assert (code, err) == (0, "")
+    assert " 1536 " in out
+    assert "fewer candidates than operator" in out.splitlines()[-1]
 
 
 def test_module_entry_point() -> None:

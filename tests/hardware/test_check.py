@@ -49,7 +49,7 @@ def test_curves_faster_than_links(nvswitch: Cluster) -> None:
     source = Source("measured", "mine.csv")
     fast = CurveTable((1e3, 1e9), (1e-5, 4e-3), source)
     assert any(
-        "curve all_reduce/2/1: 954 MiB in 4.00 ms is faster than its links allow (5.00 ms)" in text
+        "curve all_reduce/2: 954 MiB in 4.00 ms is faster than its links allow (5.00 ms)" in text
         for text in contradictions(nvswitch.with_curve(CurveKey("all_reduce", 2), fast))
     )
     slow = CurveTable((1e3, 1e9), (1e-5, 6e-3), source)
@@ -58,6 +58,8 @@ def test_curves_faster_than_links(nvswitch: Cluster) -> None:
     assert contradictions(nvswitch.with_curve(CurveKey("all_gather", 16, 2), CurveTable((1e9,), (1e-3,), source)))
     assert "never used" in contradictions(nvswitch.with_curve(CurveKey("all_gather", 9), slow))[0]
     assert "not spread" in contradictions(nvswitch.with_curve(CurveKey("all_gather", 3, 2), slow))[0]
+    alone = with_node(nvswitch, num_nics=0).with_curve(CurveKey("all_gather", 16, 2), slow)
+    assert "curve all_gather/16/2 spans nodes that have no NIC" in contradictions(alone)[0]
 
 
 def test_gaps_name_tables_and_weak_numbers(nvswitch: Cluster) -> None:
@@ -79,9 +81,15 @@ def test_gaps_say_what_a_missing_fit_disables(nvswitch: Cluster) -> None:
     source = Source("measured", "me")
     fits = {f"{fit.family}.{fit.key}": fit for fit in (Fit("gemm", "bf16", {"t0": 1e-6}, source, 90),)}
     fits["memory.rmsnorm"] = Fit("memory", "rmsnorm", {"t0": 1e-6}, Source("prior", "me"), 0)
+    fits["attention.fa3"] = Fit("attention", "fa3", {"t0": 1e-6}, Source("derived", "published figures"), 40)
+    fits["gemm.fp8"] = Fit("gemm", "fp8", {"t0": 1e-6}, Source("derived", "SISTER", "medium"), 90)
     found = "\n".join(gaps(with_device(bare, fits=fits)))
     assert "no gemm fit" not in found and "no memory fit" not in found
-    assert "1 fits taken over from a sister or judged, ranges are wider: memory.rmsnorm" in found
+    assert "1 fits taken over from a sister or judged, ranges are wider: gemm.fp8" in found
+    unused = "1 fits taken over from a sister or judged for models that `operator` does not use, ranges are wider: "
+    assert f"{unused}memory.rmsnorm" in found
+    assert "attention.fa3" not in found
     # A rate without a fit of its own is named alone.
+    del fits["gemm.fp8"]
     rated = with_device(bare, fits=fits, peak_flop_per_s={"bf16": 312e12, "fp8": 624e12})
     assert "no gemm fit of fp8: " in "\n".join(gaps(rated))

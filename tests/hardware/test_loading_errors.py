@@ -25,7 +25,10 @@ def test_unknown_name_lists_near_ones_and_all() -> None:
     text = message(lambda: load_cluster("A100-SMX8"))
     assert "'A100-SMX8' is unknown" in text
     assert "did you mean a100-sxm8" in text
-    assert "rtx4090-pcie8" in text
+    first, *names = text.splitlines()
+    assert first.endswith("did you mean a100-sxm8 or h100-sxm8 or a800-sxm8?") and "b200" not in first
+    assert names[0].startswith("there are: a100-") and all(len(line) <= 100 for line in names)
+    assert "rtx4090-pcie8" in "".join(names)
     assert "did you mean" not in message(lambda: load_cluster("zzz"))
     assert "unknown" in message(lambda: load_cluster(""))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from overlapsim.cli.main import cli
+from overlapsim.cli.main import cli, main
 from overlapsim.hardware.loading import list_profiles, load_cluster
 from tests.hardware import topo_texts
 
@@ -41,6 +41,41 @@ def test_check_of_an_own_file(tmp_path: Path) -> None:
     assert "contradiction: nic_bandwidth of 200 GB/s a NIC is above a GPU's own link" in result.output
     assert "gap: no measured curve of all_gather" in result.output
     assert "gap: no overlap fit: " in result.output
+
+
+FAST = "kind: cluster\nextends: a100-sxm8\ncurves:\n  all_reduce/2: {file: fast.csv}\n"
+
+
+def test_contradictions_are_shown_where_one_looks_for_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(FAST)
+    (tmp_path / "fast.csv").write_text("size_bytes,time_s\n1e9,1e-6\n")
+    with pytest.raises(SystemExit) as done:
+        main(["profiles", "check", str(path)])
+    assert done.value.code == 3
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("contradiction: curve all_reduce/2: 954 MiB in 1.00 us is faster than its links")
+    assert printed[-1].startswith("mine: 1 contradiction, ")
+    main(["profiles", "show", str(path)])
+    assert "contradiction: curve all_reduce/2: " in capsys.readouterr().out
+    # Everything else refuses it.
+    with pytest.raises(SystemExit) as done:
+        main(["operator", "--cluster", str(path), "--ranks", "2", "--m", "4096", "--n", "4096", "--k", "4096"])
+    assert done.value.code == 3
+    assert "contradicts itself" in capsys.readouterr().err
+
+
+def test_what_was_not_taken_over_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("kind: cluster\nextends: h100-sxm8\nnode: {extends: h100-sxm8, nvlink_bandwidth: 225 GB/s}\n")
+    why = "of h100-sxm8 not taken over: nvlink_bandwidth is 225 GB/s, not 450 GB/s"
+    shown = run("show", str(path)).output
+    assert len([line for line in shown.splitlines() if line.startswith("  dropped") and why in line]) == 2
+    checked = run("check", str(path))
+    assert checked.exit_code == 0
+    assert f"gap: fit collective.nccl {why}" in checked.output
+    assert checked.output.splitlines()[-1].startswith("mine: no contradictions, ")
+    assert len(json.loads(run("show", str(path), "--json").output)["dropped"]) == 2
 
 
 def test_seed_writes_a_profile_that_can_be_used(tmp_path: Path) -> None:

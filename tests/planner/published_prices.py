@@ -29,6 +29,9 @@ class PublishedPrices(PriceBook):
         seconds = float(tau_s(np.array([op.size_bytes / 2]))[0])
         return replace(super().collective(op, device), duration_s=seconds)
 
+    def flow(self, op: CollectiveOp, device: int = 0):
+        return self.collective(op).duration_s, super().flow(op, device)[1]
+
     @property
     def signal_wait_s(self) -> float:
         return 0.0
