@@ -427,11 +427,11 @@ class PriceBook:
 
     def _ends(self, op: GemmOp, cost: GemmCost, vendor: Spread, kernel: Spread) -> GemmCost:
         """Take `gemm` and `kernel` to their ends; the low end stays above what hardware allows."""
-        cost = cost.scaled(self.factors.get("gemm", 1.0))
         moved = self._end("gemm", vendor) * self._end("kernel", kernel)
+        factor = self.factors.get("gemm", 1.0)
         if moved < 1:
-            moved = min(1.0, max(moved, lower_bound_s(op, self._device) / cost.duration_s))
-        return cost.scaled(moved)
+            moved = min(1.0, max(moved, lower_bound_s(op, self._device) / (cost.duration_s * factor)))
+        return cost.scaled(moved * factor)
 
     def _end(self, family: Family, spread: Spread) -> float:
         end = self.ends.get(family)

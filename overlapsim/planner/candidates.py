@@ -89,8 +89,10 @@ def refine(best: Proposal, value_s: float, run_s: Callable[[Parameters], float],
 
 def _splits(best: Split, partition: Partition) -> Iterator[Proposal]:
     """Yield the optimum, then the best split for every number of groups that comes near it, nearest first."""
+    yield Proposal(partition.to_parameters(best.cuts), best.value_s, partition, best.cuts)
+    # Solved only when asked for: a quick search takes the optimum of every problem and no more.
     others = [s for s in best_by_groups(partition, MAX_GROUPS) if s.value_s <= WORTH_RUNNING * best.value_s]
-    for split in (best, *sorted(others, key=lambda split: split.value_s)):
+    for split in sorted(others, key=lambda split: split.value_s):
         yield Proposal(partition.to_parameters(split.cuts), split.value_s, partition, split.cuts)
 
 

@@ -46,7 +46,7 @@ class Effort:
 
 
 THOROUGH: Final = Effort()
-QUICK: Final = Effort(runs=4, refinements=0, ranges=False)
+QUICK: Final = Effort(runs=3, refinements=0, ranges=False)
 """For sweeps over many shapes."""
 
 
@@ -305,7 +305,7 @@ def _cause(
     if ceiling < 1 + TIE_MARGIN:
         return "little_to_hide"
 
-    brief = replace(effort, runs=min(effort.runs, 3), refinements=0)
+    brief = replace(effort, runs=min(effort.runs, 2), refinements=0)
 
     def pays(changed: Context, with_contention: bool = contention) -> bool:
         times = [_plan_strategy(s, changed, with_contention, brief).best for s in applying]
@@ -313,7 +313,7 @@ def _cause(
 
     prices = context.prices
     free = prices.scaled("collective", NEARLY_FREE)
-    if pays(context):
+    if any(r.speedup > 1 + TIE_MARGIN for r in overlapping):
         return "none"
     if pays(replace(context, prices=prices.with_vendor_kernels())) or (
         not pays(replace(context, prices=free)) and pays(replace(context, prices=free.with_vendor_kernels()))

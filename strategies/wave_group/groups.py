@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 
 from overlapsim.cost.gemm import GemmCost
 from overlapsim.cost.prices import PriceBook
+from overlapsim.cost.tiles import IntArray, TileGrid
 from overlapsim.errors import StrategyError
 from overlapsim.strategy.base import Float, Partition
 from overlapsim.units import dtype_bytes
@@ -18,20 +20,19 @@ from overlapsim.workload.operators import CollectiveOp, GemmOp
 MAX_WAVES: Final = 128
 
 
-def tile_bytes(gemm: GemmOp, kernel: GemmCost, swizzle: int) -> Float:
-    """Bytes of each tile in execution order: ragged edges make some smaller."""
-    size = dtype_bytes(gemm.dtype)
-    if not kernel.grid.ragged:
-        return np.full(kernel.grid.num_tiles, float(kernel.grid.bm * kernel.grid.bn * size))
-    elements = kernel.grid.tile_elements()[kernel.grid.execution_order(swizzle)]
-    return elements.astype(np.float64) * size
+@lru_cache(maxsize=64)
+def written_bytes(grid: TileGrid, swizzle: int, element_bytes: int) -> Float:
+    """Bytes written when the first t tiles are done, t = 0 .. tiles; ragged edges make some tiles smaller."""
+    if not grid.ragged:
+        return np.arange(grid.num_tiles + 1) * float(grid.bm * grid.bn * element_bytes)
+    elements = grid.tile_elements()[grid.execution_order(swizzle)]
+    return np.concatenate([[0.0], np.cumsum(elements.astype(np.float64) * element_bytes)])
 
 
 def group_bytes(gemm: GemmOp, kernel: GemmCost, swizzle: int, groups: tuple[int, ...]) -> Float:
     """Bytes of each group of tiles; an empty group has none."""
-    written = np.concatenate([[0.0], np.cumsum(tile_bytes(gemm, kernel, swizzle))])
-    ends = np.cumsum((0, *groups))
-    return np.diff(written[ends])
+    written = written_bytes(kernel.grid, swizzle, dtype_bytes(gemm.dtype))
+    return np.diff(written[np.cumsum((0, *groups))])
 
 
 def checked_groups(parameters: Mapping[str, Any], kernel: GemmCost) -> tuple[int, ...]:
@@ -80,9 +81,9 @@ def partitions(
     unit = -(-waves // MAX_WAVES)
     ends = np.minimum(np.arange(0, waves + unit, unit), waves)
     done_tiles = np.minimum(ends * sms, kernel.grid.num_tiles)
-    written = np.concatenate([[0.0], np.cumsum(tile_bytes(gemm, kernel, point["swizzle"]))])[done_tiles]
+    written = written_bytes(kernel.grid, point["swizzle"], dtype_bytes(gemm.dtype))[done_tiles]
     count = len(ends) - 1
-    first, last = np.triu_indices(count)
+    first, last = _pairs(count)
     seconds = prices.collective_seconds(collective.kind, written[last + 1] - written[first]) + prices.signal_wait_s
 
     def to_parameters(cuts: tuple[int, ...]) -> Mapping[str, Any]:
@@ -96,3 +97,10 @@ def partitions(
         tau[first, last] = seconds + wait_s
         problems.append(Partition(kernel.tile_time_s * ends[1:], kernel.duration_s, tau, to_parameters))
     return tuple(problems)
+
+
+@lru_cache(maxsize=256)
+def _pairs(count: int) -> tuple[IntArray, IntArray]:
+    """First and last wave of every group there can be."""
+    first, last = np.triu_indices(count)
+    return first, last

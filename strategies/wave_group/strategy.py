@@ -34,7 +34,7 @@ that leaves them free for the whole run) is accepted as a parameter and not prop
 SWIZZLES: Final = (8, 4, 2, 1)
 Size = Annotated[int, Meta(ge=1, le=65536)]
 # More tiles are priced than planned for: the slower ones rarely win by their waves.
-KERNELS: Final = 3
+KERNELS: Final = 2
 
 
 @dataclass(frozen=True)
