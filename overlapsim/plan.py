@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -185,12 +186,12 @@ def load_plan(text: str, name: str = "plan") -> Plan:
     PlanError
         If the text is not YAML, not a plan, from a newer version, or misses or mistypes a field.
     """
-    import yaml
+    from overlapsim.strict_yaml import YamlFaultError, parse
 
     try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise PlanError(f"{name} is not readable YAML ({_one_line(error)}); expected a plan file") from None
+        content = parse(text)
+    except YamlFaultError as fault:
+        raise PlanError(f"{name} is not readable YAML ({fault}); expected a plan file") from None
     if not isinstance(content, dict) or "version" not in content:
         raise PlanError(f"{name} is not a plan file: it has no version; write one with `operator -o`")
     if content["version"] != PLAN_VERSION:
@@ -198,9 +199,13 @@ def load_plan(text: str, name: str = "plan") -> Plan:
             f"{name} is a plan of version {content['version']!r}; this overlapsim reads version {PLAN_VERSION}"
         )
     try:
-        return msgspec.convert(content, Plan)
+        plan = msgspec.convert(content, Plan)
     except msgspec.ValidationError as error:
         raise PlanError(f"{name} is not a valid plan: {error}; plan again with `operator -o`") from None
+    for strategy, prediction in plan.predictions.items():
+        if not 0 < prediction.low_s <= prediction.value_s <= prediction.high_s < math.inf:
+            raise PlanError(f"{name} predicts {prediction} for {strategy}; expected 0 < low_s <= value_s <= high_s")
+    return plan
 
 
 def read_plan(path: str | Path) -> Plan:
@@ -222,10 +227,6 @@ def read_plan(path: str | Path) -> Plan:
     except OSError as error:
         raise PlanError(f"cannot read plan {path}: {error.strerror}; expected a plan file (YAML)") from None
     return load_plan(text, str(path))
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _dumper() -> type:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # From the bottom up; a room may import itself and what stands on an earlier line.
 FLOORS = (
     ("errors",),
-    ("units",),
+    ("units", "strict_yaml"),
     ("plan", "jit"),
     ("workload", "hardware"),
     ("cost",),

@@ -10,7 +10,7 @@ import click
 
 from overlapsim.accuracy.suite import Group, Suite
 from overlapsim.cli.options import check_targets
-from overlapsim.cli.output import compile_note, print_json, table_width
+from overlapsim.cli.output import compile_note, console, print_json
 
 # Suite -> module with `evaluate(data: Path | None) -> Suite`; imported when asked for.
 SUITES: Final = {
@@ -49,20 +49,19 @@ def command(suite: str, data: Path | None, plot: Path | None, as_json: bool, mar
 
 
 def _table(result: Suite) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=table_width(140))
+    view = console(140)
     table = Table(title=f"accuracy of {result.suite} (errors in %, predicted over measured)")
     for column in ("group", "points", "fitted", "bias", "median", "mean", "p90", "p95", "in 90 % range", "signs"):
         table.add_column(column)
     for group in (*result.groups, result.overall):
         table.add_row(*_cells(group))
-    console.print(table)
+    view.print(table)
     for key, value in result.notes.items():
-        console.print(f"{key}: {value}", highlight=False, markup=False)
+        view.print(f"{key}: {value}", highlight=False, markup=False)
     for finding in result.findings:
-        console.print(f"finding {finding.code}: {finding.message}", highlight=False, markup=False)
+        view.print(f"finding {finding.code}: {finding.message}", highlight=False, markup=False)
 
 
 def _cells(group: Group) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from overlapsim.calibration.profile_writer import check_folder, write_profile
 from overlapsim.calibration.regimes import RegimeError
 from overlapsim.calibration.report import report_of
 from overlapsim.cli.measured import hints_of, measured_options, progress_line, read_files, show_findings
-from overlapsim.cli.output import print_json
+from overlapsim.cli.output import console, print_json
 from overlapsim.errors import CalibrationError
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.plan import Finding
@@ -73,10 +72,9 @@ def _unnamed(message: str, files: tuple[Path, ...]) -> str:
 
 
 def _tables(result: Calibration) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    view = console(150)
     if result.curves:
         table = Table(title=f"collectives of {result.base.name}, errors on sizes held out, in %")
         for column in ("collective", "ranks", "nodes", "points", "left out", "latency", "rate", "noise"):
@@ -95,7 +93,7 @@ def _tables(result: Calibration) -> None:
                 "-" if curve.noise is None else f"{100 * curve.noise:.1f}",
             )
             _add(table, cells, curve.regimes, curve.accepted)
-        console.print(table)
+        view.print(table)
     if result.kernels:
         table = Table(title=f"kernels of {result.base.device.name}, errors on shapes held out, in %")
         for column in (
@@ -115,7 +113,7 @@ def _tables(result: Calibration) -> None:
             noise = "-" if kernel.table.noise is None else f"{100 * kernel.table.noise:.1f}"
             names = (kernel.table.name, str(int(kernel.used.sum())), str(int((~kernel.used).sum())), noise)
             _add(table, names, kernel.regimes, kernel.accepted)
-        console.print(table)
+        view.print(table)
     for item in result.contention:
         click.echo(
             f"{item.op} beside {item.concurrent}: {item.median:.3g} times its time alone "

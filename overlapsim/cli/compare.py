@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ import msgspec
 from overlapsim.calibration.compare import Compared, Comparison, Line, compare
 from overlapsim.cli.measured import hints_of, measured_options, progress_line, read_files, show_findings
 from overlapsim.cli.options import check_targets
-from overlapsim.cli.output import print_json
+from overlapsim.cli.output import console, print_json
 from overlapsim.hardware.loading import load_cluster
 
 
@@ -81,10 +80,9 @@ def _row(row: Compared) -> dict[str, Any]:
 
 
 def _table(result: Comparison) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    view = console(150)
     for title, lines in (
         (f"{result.cluster}: predicted over measured, errors in %", result.lines),
         ("beside other kernels: price alone over measured, in %", result.slowdowns),
@@ -95,7 +93,7 @@ def _table(result: Comparison) -> None:
         for column in ("what", "regime", "points", "bias", "median", "p90", "worst", "measured in profile"):
             table.add_column(column)
         _fill(table, lines)
-        console.print(table)
+        view.print(table)
 
 
 def _fill(table: Any, lines: Sequence[Line]) -> None:

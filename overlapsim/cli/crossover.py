@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from overlapsim.cli.options import dimensions
-from overlapsim.cli.output import compile_note, print_json, table_width
+from overlapsim.cli.output import compile_note, console, print_json
 from overlapsim.errors import UsageError
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.planner.operator_sweep import Answer, Question, sweep_operators
@@ -77,7 +77,6 @@ def _entry(answer: Answer) -> dict[str, object]:
 
 
 def _table(answers: tuple[Answer, ...]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table()
@@ -94,4 +93,4 @@ def _table(answers: tuple[Answer, ...]) -> None:
             answer.verdict,
             "" if answer.cause == "none" else answer.cause,
         )
-    Console(width=table_width()).print(table)
+    console().print(table)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
-from overlapsim.cli.output import table_width
+from overlapsim.cli.output import console
 from overlapsim.planner.operator import OperatorResult, StrategyResult
 from overlapsim.units import format_time
 
@@ -49,7 +48,7 @@ def _entry(entry: StrategyResult) -> dict[str, Any]:
 
 def result_table(result: OperatorResult) -> None:
     """Print the strategies, the verdict and the findings."""
-    console = Console(soft_wrap=True, width=table_width())
+    view = console()
     gemm, collective = result.context.gemm_and_collective()
     prices = result.context.prices
     table = Table(
@@ -70,15 +69,15 @@ def result_table(result: OperatorResult) -> None:
             f"{entry.speedup:.2f}x ({entry.speedup_low:.2f} .. {entry.speedup_high:.2f})",
             _parameters(entry),
         )
-    console.print(table)
-    console.print(
+    view.print(table)
+    view.print(
         f"verdict: [bold]{result.verdict}[/bold]"
         + (f", cause {result.cause}" if result.cause != "none" else "")
         + f"; ceiling {result.ceiling:.2f}x, lower bound {format_time(result.lower_bound_s)}",
         highlight=False,
     )
     for finding in result.findings:
-        console.print(f"finding {finding.code}: {finding.message}", highlight=False, markup=False)
+        view.print(f"finding {finding.code}: {finding.message}", highlight=False, markup=False)
 
 
 def _parameters(entry: StrategyResult) -> str:

@@ -7,10 +7,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 COMPILE_NOTE: Final = "compiling the engine: once after installation, about half a minute"
 NOTE_AFTER_S: Final = 3.0
@@ -27,6 +30,19 @@ def table_width(default: int = 120) -> int | None:
         return None
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isdecimal() and int(columns) > 0 else default
+
+
+def console(default: int = 120) -> Console:
+    """Return a console for tables that leaves a closed pipe to `main`: rich alone would exit with a failure."""
+    from rich.console import Console
+
+    class PipeConsole(Console):
+        """A console without an exit code of its own."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return PipeConsole(soft_wrap=True, width=table_width(default))
 
 
 @contextmanager

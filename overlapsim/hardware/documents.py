@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources.abc import Traversable
 from typing import Any, Final, Literal
 
-import yaml
-
 from overlapsim.errors import ProfileError
+from overlapsim.strict_yaml import YamlFaultError, parse
 
 Kind = Literal["device", "node", "fabric", "cluster"]
 KINDS: Final[tuple[Kind, ...]] = ("device", "node", "fabric", "cluster")
-
-
-# libyaml reads the same language some ten times faster, where PyYAML was built with it.
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-class _StrictLoader(_Loader):  # type: ignore[misc]
-    """Safe loader that refuses a key given twice, which YAML would settle silently."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
-            if key in seen and key != "<<":
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} appears twice", key_node.start_mark)
-            if key is not None:
-                seen.add(key)
-        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
-        return mapping
 
 
 @dataclass(frozen=True)
@@ -63,15 +43,12 @@ def parse_document(name: str, label: str, content: bytes) -> Document:
         If the text is not UTF-8, not YAML (the message has the line), repeats a key, or is not a mapping.
     """
     try:
-        data = yaml.load(content.decode("utf-8-sig"), _StrictLoader)
+        data = parse(content.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise ProfileError(f"profile {label} is not UTF-8 text; expected YAML") from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = "" if mark is None else f", line {mark.line + 1}"
-        raise ProfileError(f"profile {label}{line}: {error.problem}; expected YAML as hwprofiles/README.md") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ProfileError(f"profile {label} is not YAML: {error}") from None
+    except YamlFaultError as fault:
+        where = f", {fault}" if str(fault).startswith("line ") else f" is not YAML: {fault}"
+        raise ProfileError(f"profile {label}{where}; expected YAML as in hwprofiles/README.md") from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise ProfileError(f"profile {label} is not a mapping of names to values; see hwprofiles/README.md")
     return Document(name, label, content, data)
