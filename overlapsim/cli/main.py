@@ -81,11 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.ClickException as error:
         click.echo(f"error: {error.format_message()}", err=True)
         sys.exit(2)
-    except SystemExit as done:
-        # click turns a closed pipe into exit code 1, which would say "no feasible plan".
-        if not isinstance(done.__context__, BrokenPipeError):
+    except SystemExit:
+        # click ends a closed pipe with exit code 1, which would say "no feasible plan", and wraps stdout before.
+        if type(sys.stdout).__name__ != "_PacifyFlushWrapper":
             raise
-        sys.stderr.close()
         sys.exit(0)
     except BrokenPipeError:
         # The reader of our output has closed it (`| head`): nobody is left to tell.
@@ -99,10 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except MemoryError:
         click.echo("error: not enough memory for a problem of this size; give a smaller one", err=True)
         sys.exit(2)
-    # Without its standalone mode click returns the code of an Exit; commands return None.  A closed pipe it answers with
-    # 1, which would say "no feasible plan", and wraps stdout so that nothing more is flushed.
-    if type(sys.stdout).__name__ == "_PacifyFlushWrapper":
-        sys.exit(0)
+    # Without its standalone mode click returns the code of an Exit; commands return None.
     if isinstance(code, int) and code:
         sys.exit(code)
 
