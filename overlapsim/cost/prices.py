@@ -104,8 +104,6 @@ class PriceBook:
                 f"a collective is to hold {self.collective_sms} SMs; {self._device.name} has {self._device.num_sms}: "
                 "expected 0 to that many"
             )
-        if self.curve is not None and self.kind is not None and self.ranks > 1:
-            check_curve(self.cluster, self.kind, self.ranks, self.curve)
         if self.curve is not None and self.kind is None:
             raise UsageError("a curve is given without the collective it measured; expected kind with curve")
         if self.gemm is None:

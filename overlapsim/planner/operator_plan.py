@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from overlapsim.cost.prices import PriceBook
+from overlapsim.cost.prices import PriceBook, check_curve
 from overlapsim.cost.tiles import TileGrid
 from overlapsim.errors import PlanError, UsageError
 from overlapsim.hardware.profile import Cluster, CurveTable, Source
@@ -68,6 +68,9 @@ def context_from(inputs: OperatorInputs, cluster: Cluster) -> Context:
             f"an output of {gemm.m}x{gemm.n} has {grid.num_tiles} tiles of {grid.bm}x{grid.bn}; at most {MAX_TILES} "
             "are simulated: give a smaller output or a larger --tile"
         )
+    curve = _table(inputs.curve)
+    if curve is not None:
+        check_curve(machine, kind, inputs.ranks, curve)
     prices = PriceBook(
         machine,
         inputs.ranks,
@@ -75,7 +78,7 @@ def context_from(inputs: OperatorInputs, cluster: Cluster) -> Context:
         kind=kind,
         gemm_time_s=inputs.gemm_time_s,
         kernel_time_s=inputs.kernel_time_s,
-        curve=_table(inputs.curve),
+        curve=curve,
         tile=inputs.tile,
         collective_sms=inputs.comm_sms,
     )

@@ -9,7 +9,7 @@ from overlapsim.cost.base import hbm_rate
 from overlapsim.cost.collective import CollectiveModel
 from overlapsim.cost.curve import Curve
 from overlapsim.cost.gemm import gemm_cost, lower_bound_s, template_gemm_cost
-from overlapsim.cost.prices import LAUNCH, PIECES, TEMPLATE, PriceBook
+from overlapsim.cost.prices import LAUNCH, PIECES, TEMPLATE, PriceBook, check_curve
 from overlapsim.errors import ProfileError, StrategyError, UsageError
 from overlapsim.hardware.profile import CurveKey, CurveTable, Source
 from overlapsim.workload.operators import COLLECTIVES, CollectiveOp, GemmOp, gemm_then_collective
@@ -287,7 +287,7 @@ def test_a_malformed_curve_is_refused_when_used():
 )
 def test_a_curve_in_the_wrong_unit_is_refused(times, words):
     with pytest.raises(ProfileError, match=words):
-        replace(MEASURED, curve=replace(TABLE, time_s=times))
+        check_curve(POD, "all_reduce", 8, replace(TABLE, time_s=times))
 
 
 def test_a_time_in_the_wrong_unit_is_refused():
