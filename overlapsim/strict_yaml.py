@@ -59,9 +59,8 @@ def parse(text: str) -> Any:
         if "&" in text and "*" in text:
             for event in yaml.parse(text, _Loader):
                 if isinstance(event, yaml.AliasEvent):
-                    raise YamlFaultError(
-                        f"line {event.start_mark.line + 1}: aliases (*name) are not read; write it out"
-                    )
+                    where = "" if event.start_mark is None else f"line {event.start_mark.line + 1}: "
+                    raise YamlFaultError(f"{where}aliases (*name) are not read; write the value out")
         return yaml.load(text, _StrictLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

@@ -17,7 +17,7 @@ import yaml
 
 from overlapsim.calibration.fit_collective import CollectiveRow
 from overlapsim.errors import CalibrationError
-from overlapsim.hardware.library import bundled
+from overlapsim.hardware.catalogue import bundled
 from overlapsim.hardware.profile import CurveKey, CurveTable, Source
 
 HEADER: Final = ("source_table", "hardware", "nodes", "ranks", "collective", "size_bytes", "time_us")

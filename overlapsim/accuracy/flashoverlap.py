@@ -19,7 +19,7 @@ from overlapsim.cost.curve import Curve
 from overlapsim.cost.overlap import OverlapSpec
 from overlapsim.cost.prices import PriceBook
 from overlapsim.errors import CalibrationError
-from overlapsim.hardware.library import bundled
+from overlapsim.hardware.catalogue import bundled
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.hardware.profile import Cluster, CurveTable, Source
 from overlapsim.plan import Finding

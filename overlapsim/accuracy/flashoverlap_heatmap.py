@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 
 from overlapsim.accuracy.suite import Row
 from overlapsim.cost.prices import PriceBook
-from overlapsim.hardware.library import bundled
+from overlapsim.hardware.catalogue import bundled
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.planner.operator import plan_operator
 from overlapsim.strategy.base import Context

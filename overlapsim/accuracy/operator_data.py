@@ -17,7 +17,7 @@ from overlapsim.calibration.operator_models import group_works
 from overlapsim.calibration.operator_rows import UNFUSED, Work
 from overlapsim.calibration.operator_tables import TableRow, digest, parse_table, to_seconds
 from overlapsim.errors import CalibrationError
-from overlapsim.hardware.library import bundled
+from overlapsim.hardware.catalogue import bundled
 from overlapsim.hardware.profile import DeviceSpec, Fit, Source
 
 SOURCES: Final = {

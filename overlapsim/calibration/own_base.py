@@ -7,8 +7,8 @@ from importlib.resources.abc import Traversable
 from typing import Any, Final
 
 from overlapsim.errors import ProfileError
+from overlapsim.hardware.catalogue import Library, bundled, open_document, resolve_chain
 from overlapsim.hardware.documents import Document, Kind, is_leaf, merge_chain
-from overlapsim.hardware.library import Library, bundled, open_document, resolve_chain
 
 _PARTS: Final[Mapping[Kind, tuple[Kind, ...]]] = {"cluster": ("node", "fabric"), "node": ("device",)}
 

@@ -29,7 +29,7 @@ from overlapsim.cost.gemm_model import (
 )
 from overlapsim.cost.residuals import ResidualLayer
 from overlapsim.errors import ProfileError
-from overlapsim.hardware.library import Library, bundled
+from overlapsim.hardware.catalogue import Library, bundled
 from overlapsim.hardware.loading import load_device
 from overlapsim.hardware.profile import DeviceSpec, Fit, Source
 from overlapsim.units import dtype_bytes

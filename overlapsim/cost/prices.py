@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from numpy.typing import ArrayLike
 
 from overlapsim.cost.base import MEASURED, Cost, Demand, Family, Spread, hbm_rate
+from overlapsim.cost.beliefs import curve_findings, kernel_finding, machine_findings
 from overlapsim.cost.collective import CollectiveModel
 from overlapsim.cost.curve import Curve, FloatArray
 from overlapsim.cost.gemm import (
@@ -23,11 +24,10 @@ from overlapsim.cost.gemm import (
     template_gemm_cost,
 )
 from overlapsim.cost.overlap import OverlapSpec, overlap_spec
-from overlapsim.errors import ProfileError, UsageError
-from overlapsim.hardware.bounds import wire_lower_bound_s
+from overlapsim.errors import UsageError
 from overlapsim.hardware.profile import Cluster, CurveTable, DeviceSpec
 from overlapsim.plan import Finding
-from overlapsim.units import dtype_bytes, format_bytes, format_time
+from overlapsim.units import dtype_bytes
 from overlapsim.workload.operators import CollectiveKind, CollectiveOp, GemmOp, OperatorGraph
 
 End = Literal["low", "high"]
@@ -298,51 +298,16 @@ class PriceBook:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What was assumed rather than measured, whatever the strategy."""
-        found = [Finding("inherited_dropped", sentence) for sentence in self.cluster.dropped]
-        if not self.cluster.calibrated:
-            found.append(
-                Finding(
-                    "profile_not_calibrated",
-                    f"{self.cluster.name} holds published figures, not measurements of your machine; "
-                    "measured GEMM times and a measured curve narrow the ranges",
-                )
-            )
-        if self.gemm_time_s is None:
-            found.append(
-                Finding("gemm_time_assumed", "vendor GEMM priced by the profile's model: measure it with --gemm-time S")
-            )
+        found = machine_findings(self.cluster, self.gemm_time_s is not None)
         if self.kind is not None and self.ranks > 1:
-            found += self._curve_findings(self.kind)
+            found += curve_findings(self._model(self.kind, self.ranks), self.gemm)
         return tuple(found)
 
     def kernel_findings(self, strategy: str) -> tuple[Finding, ...]:
         """What was assumed of the strategy's own kernel; nothing if it was measured."""
         if strategy in self.kernel_time_s or self.vendor_kernels:
             return ()
-        slowdown = self._device.kernels.template_slowdown
-        message = (
-            f"{strategy} kernel priced at {slowdown:.3g} x the vendor GEMM plus the store of each wave: "
-            f"measure it with --kernel-time {strategy}=S"
-        )
-        return (Finding("kernel_time_assumed", message),)
-
-    def _curve_findings(self, kind: CollectiveKind) -> list[Finding]:
-        model = self._model(kind, self.ranks)
-        curve = model.curve
-        if curve is None:
-            return list(model.findings)
-        found = []
-        # A fall far below the sizes in question is nobody's concern here.
-        least = 0.01 * self.gemm.output_bytes if self.gemm is not None else 0.0
-        falls = [(low, high) for low, high in curve.falls if high >= least]
-        if falls:
-            steps = ", ".join(f"{format_bytes(low)} to {format_bytes(high)}" for low, high in falls[:3])
-            message = f"the {kind} curve falls with size ({steps}); used as measured: measure again if that is noise"
-            found.append(Finding("curve_falls", message))
-        if self.gemm is not None and not curve.in_range(self.gemm.output_bytes):
-            message = f"{format_bytes(self.gemm.output_bytes)} of {kind} lies outside the measured sizes: extrapolated"
-            found.append(Finding("curve_extrapolated", message))
-        return found
+        return (kernel_finding(self._device, strategy),)
 
     # Internals
 
@@ -441,32 +406,3 @@ class PriceBook:
 
 def _shape(op: GemmOp) -> tuple[int, int, int, str, str]:
     return op.m, op.n, op.k, op.dtype, op.accumulate
-
-
-# Buffers in cache and a link that beats its sheet a little are seen; tenfold is a wrong unit.
-CURVE_SLACK: Final = 0.9
-CURVE_SLOW: Final = 2000.0
-
-
-def check_curve(cluster: Cluster, kind: CollectiveKind, ranks: int, curve: CurveTable) -> None:
-    """Refuse a measured curve whose largest size beats the links, or that only a wrong unit explains.
-
-    Raises
-    ------
-    ProfileError
-        Naming the time, what the links need, and what to check.
-    """
-    size_bytes, time_s = curve.size_bytes[-1], curve.time_s[-1]
-    bound_s = wire_lower_bound_s(cluster, ranks, kind, size_bytes)
-    where = f"{kind} of {format_bytes(size_bytes)} over {ranks} ranks in the curve"
-    if time_s < CURVE_SLACK * bound_s:
-        raise ProfileError(
-            f"{where} takes {format_time(time_s)}; the links of {cluster.name} need {format_time(bound_s)}: check the "
-            "unit (size_bytes in bytes, time_s in seconds), the ranks and the cluster"
-        )
-    slow_s = CURVE_SLOW * max(bound_s, 1e-5)
-    if time_s > slow_s:
-        raise ProfileError(
-            f"{where} takes {format_time(time_s)}, {time_s / bound_s:.0f} times what the links need: check the unit "
-            "(time_s is in seconds)"
-        )

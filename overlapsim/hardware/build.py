@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar, cast, get_args
 
 from overlapsim.errors import ProfileError
+from overlapsim.hardware.catalogue import Library, resolve_chain
 from overlapsim.hardware.curves import read_curve
 from overlapsim.hardware.documents import Document, Kind
 from overlapsim.hardware.fits import read_fits
 from overlapsim.hardware.inherit import Machine, curve_changes, device_changes, dropped_sentence, fit_changes
-from overlapsim.hardware.library import Library, resolve_chain
 from overlapsim.hardware.profile import (
     Cluster,
     CollectiveSpec,

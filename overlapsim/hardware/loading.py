@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from overlapsim.errors import ProfileError
 from overlapsim.hardware.build import Builder
+from overlapsim.hardware.catalogue import Library, bundled, open_document
 from overlapsim.hardware.check import impossible_curves
 from overlapsim.hardware.documents import Document, Kind, parse_document
-from overlapsim.hardware.library import Library, bundled, open_document
 from overlapsim.hardware.profile import Cluster, DeviceSpec, NodeSpec
 
 _Spec = TypeVar("_Spec")

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from overlapsim.cost.prices import PriceBook, check_curve
+from overlapsim.cost.beliefs import check_curve
+from overlapsim.cost.prices import PriceBook
 from overlapsim.cost.tiles import TileGrid
 from overlapsim.errors import PlanError, UsageError
 from overlapsim.hardware.profile import Cluster, CurveTable, Source

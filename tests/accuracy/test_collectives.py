@@ -13,7 +13,7 @@ from overlapsim.accuracy.collective_tables import bundled_rows, load_split, read
 from overlapsim.accuracy.collective_tests import Tables, curve_tests, structural_tests
 from overlapsim.accuracy.collectives import bars, evaluate, spread_of
 from overlapsim.errors import CalibrationError
-from overlapsim.hardware.library import bundled
+from overlapsim.hardware.catalogue import bundled
 from overlapsim.hardware.loading import list_profiles, load_cluster
 
 SPLIT, DIGEST = load_split()

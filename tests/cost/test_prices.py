@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapsim.cost.base import hbm_rate
+from overlapsim.cost.beliefs import check_curve
 from overlapsim.cost.collective import CollectiveModel
 from overlapsim.cost.curve import Curve
 from overlapsim.cost.gemm import gemm_cost, lower_bound_s, template_gemm_cost
-from overlapsim.cost.prices import LAUNCH, PIECES, TEMPLATE, PriceBook, check_curve
+from overlapsim.cost.prices import LAUNCH, PIECES, TEMPLATE, PriceBook
 from overlapsim.errors import ProfileError, StrategyError, UsageError
 from overlapsim.hardware.profile import CurveKey, CurveTable, Source
 from overlapsim.workload.operators import COLLECTIVES, CollectiveOp, GemmOp, gemm_then_collective

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from overlapsim.hardware.build import Builder
+from overlapsim.hardware.catalogue import Library, bundled
 from overlapsim.hardware.check import contradictions
 from overlapsim.hardware.documents import KINDS, is_leaf
-from overlapsim.hardware.library import Library, bundled
 from overlapsim.hardware.loading import list_profiles, load_cluster, load_device, load_node
 from overlapsim.hardware.profile import CurveKey
 from overlapsim.hardware.quantity import LAYERS, TRUSTS

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from overlapsim.errors import ProfileError
-from overlapsim.hardware.library import bundled
+from overlapsim.hardware.catalogue import bundled
 from overlapsim.hardware.loading import load_cluster, load_device
 
 Write = Callable[[str, str], Path]

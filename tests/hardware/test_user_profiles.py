@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from overlapsim.errors import ProfileError
-from overlapsim.hardware.library import bundled
+from overlapsim.hardware.catalogue import bundled
 from overlapsim.hardware.loading import list_profiles, load_cluster, load_device, load_node
 from overlapsim.hardware.profile import CurveKey
 
