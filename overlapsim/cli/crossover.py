@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 
 from overlapsim.cli.options import dimensions
 from overlapsim.cli.output import compile_note, console, print_json
 from overlapsim.errors import UsageError
 from overlapsim.hardware.loading import load_cluster
+from overlapsim.planner.operator import Effort
 from overlapsim.planner.operator_sweep import Answer, Question, sweep_operators
 from overlapsim.units import format_time
 from overlapsim.workload.operators import COLLECTIVES, GemmOp
+
+# Ranges are needed to tell a gain from a tie; the search around the best split is left to `operator`.
+EFFORT: Final = Effort(runs=6, refinements=0)
 
 
 @click.command("crossover")
@@ -49,7 +55,7 @@ def command(
     questions = [Question(GemmOp(m, n, k, dtype, accumulate), kind, ranks) for m in dimensions(rows)]
     names = ("serial", *strategies) if strategies else ()
     with compile_note():
-        answers = sweep_operators(machine, questions, strategies=names)
+        answers = sweep_operators(machine, questions, strategies=names, effort=EFFORT)
     pays = [answer.question.gemm.m for answer in answers if answer.verdict == "overlap"]
     if as_json:
         print_json({"pays_from_m": min(pays, default=None), "points": [_entry(answer) for answer in answers]})
@@ -59,7 +65,7 @@ def command(
         click.echo(f"overlap pays from m = {min(pays)} (of the row counts tried)")
     else:
         click.echo("overlap does not pay at any row count tried")
-    click.echo("crossover tries fewer candidates than operator and gives no ranges: plan the chosen m with operator")
+    click.echo("crossover tries fewer candidates than operator and shows no ranges: plan the chosen m with operator")
 
 
 def _entry(answer: Answer) -> dict[str, object]:

@@ -7,6 +7,7 @@ from typing import Final
 from overlapsim.cost.collective import CollectiveModel
 from overlapsim.errors import ProfileError
 from overlapsim.hardware.bounds import wire_lower_bound_s
+from overlapsim.hardware.check import contradictions
 from overlapsim.hardware.profile import Cluster, CurveTable, DeviceSpec
 from overlapsim.plan import Finding
 from overlapsim.units import format_bytes, format_time
@@ -14,8 +15,9 @@ from overlapsim.workload.operators import CollectiveKind, GemmOp
 
 
 def machine_findings(cluster: Cluster, gemm_measured: bool) -> list[Finding]:
-    """What was dropped from the profile, whether it was calibrated, whether the vendor GEMM was measured."""
+    """What the profile dropped, where it contradicts itself, whether it and the vendor GEMM were measured."""
     found = [Finding("inherited_dropped", sentence) for sentence in cluster.dropped]
+    found += [Finding("profile_contradicts_itself", sentence) for sentence in contradictions(cluster)]
     if not cluster.calibrated:
         message = (
             f"{cluster.name} holds published figures, not measurements of your machine; "
@@ -26,6 +28,17 @@ def machine_findings(cluster: Cluster, gemm_measured: bool) -> list[Finding]:
         message = "vendor GEMM priced by the profile's model: measure it with --gemm-time S"
         found.append(Finding("gemm_time_assumed", message))
     return found
+
+
+FAR_FROM_MODEL: Final = 3.0
+
+
+def slow_findings(ratio: float) -> list[Finding]:
+    """Say where a measured vendor GEMM is far slower than its model: a slow setting, or a wrong unit or shape."""
+    if ratio < FAR_FROM_MODEL:
+        return []
+    message = f"the measured GEMM takes {ratio:.1f} times what the model says: check the unit, the shape and the clocks"
+    return [Finding("gemm_time_far_from_model", message)]
 
 
 def kernel_finding(device: DeviceSpec, strategy: str) -> Finding:
@@ -56,9 +69,9 @@ def curve_findings(model: CollectiveModel, gemm: GemmOp | None) -> list[Finding]
     return found
 
 
-# Buffers in cache and a link that beats its sheet a little are seen; tenfold is a wrong unit.
+# Buffers in cache and a link that beats its sheet a little are seen, and fallbacks to TCP some tens of times slower.
 CURVE_SLACK: Final = 0.9
-CURVE_SLOW: Final = 2000.0
+CURVE_SLOW: Final = 100.0
 
 
 def check_curve(cluster: Cluster, kind: CollectiveKind, ranks: int, curve: CurveTable) -> None:
@@ -77,7 +90,7 @@ def check_curve(cluster: Cluster, kind: CollectiveKind, ranks: int, curve: Curve
             f"{where} takes {format_time(time_s)}; the links of {cluster.name} need {format_time(bound_s)}: check the "
             "unit (size_bytes in bytes, time_s in seconds), the ranks and the cluster"
         )
-    slow_s = CURVE_SLOW * max(bound_s, 1e-5)
+    slow_s = CURVE_SLOW * max(bound_s, 5e-5)
     if time_s > slow_s:
         raise ProfileError(
             f"{where} takes {format_time(time_s)}, {time_s / bound_s:.0f} times what the links need: check the unit "

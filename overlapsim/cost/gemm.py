@@ -373,7 +373,7 @@ def lower_bound_s(op: GemmOp, device: DeviceSpec) -> float:
 
 
 # No GEMM library is this many times slower than its model; a wrong prefix is a thousand times.
-UNLIKELY_SLOW: Final = 100.0
+UNLIKELY_SLOW: Final = 30.0
 
 
 def check_measured(op: GemmOp, device: DeviceSpec, measured_s: float, what: str = "measured GEMM time") -> None:
@@ -388,7 +388,7 @@ def check_measured(op: GemmOp, device: DeviceSpec, measured_s: float, what: str 
     Raises
     ------
     UsageError
-        If the time is not positive and finite, below `lower_bound_s`, or over 100 times the model's.
+        If the time is not positive and finite, below `lower_bound_s`, or over 30 times the model's.
     """
     if not (math.isfinite(measured_s) and measured_s > 0):
         raise UsageError(f"{what} is {measured_s} s; expected a finite time > 0")

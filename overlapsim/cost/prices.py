@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from numpy.typing import ArrayLike
 
 from overlapsim.cost.base import MEASURED, Cost, Demand, Family, Spread, hbm_rate
-from overlapsim.cost.beliefs import curve_findings, kernel_finding, machine_findings
+from overlapsim.cost.beliefs import curve_findings, kernel_finding, machine_findings, slow_findings
 from overlapsim.cost.collective import CollectiveModel
 from overlapsim.cost.curve import Curve, FloatArray
 from overlapsim.cost.gemm import (
@@ -177,7 +177,7 @@ class PriceBook:
             return self._ends(op, self._not_below_bound(op, cost), EXACT, PIECES)
         cost = model.scaled(self._unmeasured_kernel_s(op, model) / model.duration_s)
         cost = cost.scaled(1 + self._epilogue_s(op, cost) / cost.tile_time_s)
-        return self._ends(op, self._not_below_bound(op, cost), self._vendor_spread(cost), TEMPLATE)
+        return self._ends(op, self._not_below_bound(op, cost), self._vendor_spread(cost), self._template_spread)
 
     def kernel_tiles(self, op: GemmOp, strategy: str) -> tuple[Tile, ...]:
         """Tiles that the strategy's kernel may have: one if given or measured, else the device's that fit in C.
@@ -298,7 +298,12 @@ class PriceBook:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What was assumed rather than measured, whatever the strategy."""
-        found = machine_findings(self.cluster, self.gemm_time_s is not None)
+        measured = self.gemm_time_s is not None
+        if ("findings", measured) not in self.models:
+            self.models["findings", measured] = machine_findings(self.cluster, measured)
+        found = list(self.models["findings", measured])
+        if self.gemm is not None and self.gemm_time_s is not None:
+            found += slow_findings(self.gemm_time_s / self._vendor_model(self.gemm).duration_s)
         if self.kind is not None and self.ranks > 1:
             found += curve_findings(self._model(self.kind, self.ranks), self.gemm)
         return tuple(found)
@@ -383,6 +388,11 @@ class PriceBook:
     def _not_below_bound(self, op: GemmOp, cost: GemmCost) -> GemmCost:
         """Scaling by a measured ratio must not promise more than the device has."""
         return cost.scaled(max(1.0, lower_bound_s(op, self._device) / cost.duration_s))
+
+    @property
+    def _template_spread(self) -> Spread:
+        """A slowdown taken over from templates of another architecture may not be there at all."""
+        return replace(TEMPLATE, low=TEMPLATE.low / max(1.0, self._device.kernels.template_slowdown))
 
     def _vendor_spread(self, cost: GemmCost) -> Spread:
         """Spread of the vendor's time: a measurement carries over to what is scaled by it."""

@@ -183,7 +183,9 @@ def plan_operator(
     overlapping = [r for r in results if r.strategy.overlaps]
     verdict, best = _judge(results, serial, ceiling)
     cause = _cause(verdict, ceiling, context, overlapping, contention, effort)
-    findings = dict.fromkeys((*context.prices.findings, *_shares(context), *best.findings))
+    # A kernel that was not measured can decide against its strategy as well as for it.
+    assumed = (f for r in results for f in r.findings if f.code == "kernel_time_assumed")
+    findings = dict.fromkeys((*context.prices.findings, *_shares(context), *assumed, *best.findings))
     return OperatorResult(context, tuple(results), serial, best, bound, ceiling, verdict, cause, tuple(findings))
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from overlapsim.cost.prices import PriceBook
 from overlapsim.hardware.profile import Cluster
 from overlapsim.plan import Cause, Verdict
-from overlapsim.planner.operator import QUICK, plan_operator
+from overlapsim.planner.operator import QUICK, Effort, plan_operator
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.registry import load_strategies
 from overlapsim.workload.operators import CollectiveKind, GemmOp, gemm_then_collective
@@ -56,6 +56,7 @@ def sweep_operators(
     strategies: Sequence[str] = (),
     workers: int = 1,
     contention: bool = True,
+    effort: Effort = QUICK,
 ) -> tuple[Answer, ...]:
     """Plan every question, in order.
 
@@ -66,6 +67,7 @@ def sweep_operators(
     strategies : names; all by default
     workers : processes; 1 stays in this one
     contention : False leaves HBM and link sharing out
+    effort : how hard to look at each point
 
     Raises
     ------
@@ -74,7 +76,7 @@ def sweep_operators(
     """
     asked = list(questions)
     chunks = [asked[i : i + CHUNK] for i in range(0, len(asked), CHUNK)]
-    jobs = [(cluster, chunk, tuple(strategies), contention) for chunk in chunks]
+    jobs = [(cluster, chunk, tuple(strategies), contention, effort) for chunk in chunks]
     if workers <= 1 or len(chunks) < 2:
         parts = [_plan_chunk(*job) for job in jobs]
     else:
@@ -89,7 +91,7 @@ def _plan_job(job: tuple[Any, ...]) -> list[Answer]:
 
 
 def _plan_chunk(
-    cluster: Cluster, questions: Sequence[Question], names: Sequence[str], contention: bool
+    cluster: Cluster, questions: Sequence[Question], names: Sequence[str], contention: bool, effort: Effort
 ) -> list[Answer]:
     strategies = load_strategies(names)
     models: dict[tuple[Any, ...], Any] = {}
@@ -97,7 +99,7 @@ def _plan_chunk(
     for question in questions:
         prices = PriceBook(cluster, question.ranks, gemm=question.gemm, kind=question.kind, models=models)
         graph = gemm_then_collective(question.gemm, question.kind, question.ranks)
-        result = plan_operator(Context(graph, prices), strategies, contention=contention, effort=QUICK)
+        result = plan_operator(Context(graph, prices), strategies, contention=contention, effort=effort)
         assert result.serial.best is not None and result.best.best is not None
         overlapping = [r.best for r in result.results if r.best is not None and r.strategy.overlaps]
         fastest = min(overlapping, key=lambda candidate: candidate.predicted_s, default=None)
