@@ -10,6 +10,7 @@ from typing import Final, Self
 from overlapsim.cost.base import MEASURED, Cost, Demand, Spread, hbm_name, hbm_rate
 from overlapsim.cost.gemm_fitted import FAMILY, MEASURED_M, MEASURED_N_K, FittedGemm, fitted_gemm
 from overlapsim.cost.gemm_model import ALIGNMENT_BYTES, BK, UNALIGNED_SLOWDOWN
+from overlapsim.cost.priced import checked_sms
 from overlapsim.cost.tiles import TileGrid
 from overlapsim.errors import StrategyError, UsageError
 from overlapsim.hardware.profile import DeviceSpec, Source
@@ -349,21 +350,6 @@ def _cost(
         tile_time_s=time_s / grid.waves(sms),
         split_k=split,
     )
-
-
-def checked_sms(sms: int | None, device: DeviceSpec) -> int:
-    """SMs that a kernel gets; all of the device's when None.
-
-    Raises
-    ------
-    StrategyError
-        If the device does not have that many.
-    """
-    if sms is None:
-        return device.num_sms
-    if not 1 <= sms <= device.num_sms:
-        raise StrategyError(f"a GEMM is given {sms} SMs; {device.name} has {device.num_sms}: expected 1 to that many")
-    return sms
 
 
 def lower_bound_s(op: GemmOp, device: DeviceSpec) -> float:

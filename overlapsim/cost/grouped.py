@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from overlapsim.cost.base import Demand, Spread, hbm_name, hbm_rate
-from overlapsim.cost.gemm import L2_BYTES_PER_CLOCK, SPLIT_REDUCE_S, WAVE_FILL_S, GemmCost, Tile, checked_sms
+from overlapsim.cost.gemm import L2_BYTES_PER_CLOCK, SPLIT_REDUCE_S, WAVE_FILL_S, GemmCost, Tile
 from overlapsim.cost.gemm_fitted import fitted_gemm, machine_of
 from overlapsim.cost.gemm_model import (
     ALIGNMENT_BYTES,
@@ -20,6 +20,7 @@ from overlapsim.cost.gemm_model import (
     GemmMachine,
     GemmParameters,
 )
+from overlapsim.cost.priced import checked_sms
 from overlapsim.cost.tiles import TileGrid
 from overlapsim.errors import WorkloadError
 from overlapsim.hardware.profile import DeviceSpec, Source

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Final
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
 from overlapsim.calibration.compare import Comparison
-from overlapsim.errors import UsageError
-from overlapsim.report.files import check_writable, write_bytes
+from overlapsim.report.figures import COLOURS, FRAME, check_target, write_figure
 
-_COLOURS: Final = ("#2f6db5", "#e07b28", "#2a9d8f", "#b8332f", "#7b61a8", "#e9b949", "#4f7f3a", "#c2608f", "#4a4e69")
 _MARKERS: Final = "osD^vPX*<>"
 _MAX_NAMED: Final = 18
 
@@ -29,15 +25,8 @@ def compare_plot(comparison: Comparison, path: str | Path) -> None:
     UsageError
         If the suffix is another one, or `path` cannot be written.
     """
-    suffix = Path(path).suffix.lower()
-    if suffix not in (".png", ".svg"):
-        raise UsageError(f"cannot draw {path}: its suffix is {suffix or 'missing'!r}; expected .png or .svg")
-    check_writable(path)
-    buffer = io.BytesIO()
-    metadata = {"Software": None} if suffix == ".png" else {"Date": None}
-    with mpl.rc_context({"svg.hashsalt": "overlapsim", "svg.fonttype": "none"}):
-        compare_figure(comparison).savefig(buffer, format=suffix[1:], metadata=metadata, dpi=150)
-    write_bytes(path, buffer.getvalue())
+    check_target(path)
+    write_figure(compare_figure(comparison), path)
 
 
 def compare_figure(comparison: Comparison) -> Figure:
@@ -49,7 +38,7 @@ def compare_figure(comparison: Comparison) -> Figure:
         rows = [row for row in comparison.rows if row.group == name]
         measured = np.array([row.record.median_s for row in rows])
         predicted = np.array([row.predicted_s for row in rows])
-        colour = _COLOURS[place % len(_COLOURS)]
+        colour = COLOURS[place % len(COLOURS)]
         axes.plot(
             measured * 1e6,
             predicted / measured,
@@ -62,7 +51,7 @@ def compare_figure(comparison: Comparison) -> Figure:
             label=name if place < _MAX_NAMED else None,
         )
     axes.axhspan(0.9, 1.1, color="#e8eef5", zorder=0)
-    axes.axhline(1.0, color="#9a9aa2", linewidth=1, zorder=1)
+    axes.axhline(1.0, color=FRAME, linewidth=1, zorder=1)
     axes.set_xscale("log")
     axes.set_yscale("log")
     low, high = axes.get_ylim()

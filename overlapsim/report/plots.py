@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
@@ -20,7 +18,7 @@ from matplotlib.patheffects import withStroke
 from overlapsim.engine.timeline import Timeline
 from overlapsim.errors import UsageError
 from overlapsim.report.bars import LAUNCH, WAITING, Bar, Rows, family_names, most_sms, panel_rows
-from overlapsim.report.files import check_writable, write_bytes
+from overlapsim.report.figures import PNG_DPI, check_target, write_figure
 from overlapsim.report.spans import horizon_ps, last_instant_ps
 from overlapsim.units import PS_PER_S, format_time
 
@@ -44,7 +42,6 @@ _LABEL_PT: Final = 8.0
 _WHITE_HALO: Final = withStroke(linewidth=2.5, foreground="white")
 _MAX_ROWS: Final = 40
 _MAX_SVG_BARS: Final = 5000
-_PNG_DPI: Final = 150
 
 
 def gantt(timelines: Mapping[str, Timeline], path: str | Path, *, title: str = "") -> None:
@@ -74,19 +71,10 @@ def gantt(timelines: Mapping[str, Timeline], path: str | Path, *, title: str = "
         If there is no timeline, the suffix is another one, or `path` cannot
         be written.
     """
-    suffix = Path(path).suffix.lower()
-    if suffix not in (".png", ".svg"):
-        raise UsageError(f"cannot draw {path}: its suffix is {suffix or 'missing'!r}; expected .png or .svg")
+    check_target(path)
     if not timelines:
         raise UsageError("no timelines to draw; expected at least one")
-    check_writable(path)
-    figure = gantt_figure(timelines, title=title)
-    buffer = io.BytesIO()
-    # A fixed salt and no date: equal timelines give equal files.
-    metadata = {"Software": None} if suffix == ".png" else {"Date": None}
-    with mpl.rc_context({"svg.hashsalt": "overlapsim", "svg.fonttype": "none"}):
-        figure.savefig(buffer, format=suffix[1:], metadata=metadata)
-    write_bytes(path, buffer.getvalue())
+    write_figure(gantt_figure(timelines, title=title), path)
 
 
 def gantt_figure(timelines: Mapping[str, Timeline], *, title: str = "") -> Figure:
@@ -168,7 +156,7 @@ def _layout(panels: Mapping[str, Rows], title: str, scale: _Scale, num_legend_li
     row_in = 0.46 if max(rows) <= 12 else 0.3
     gap_in, top_in, bottom_in = 0.42, 0.42 + (0.38 if title else 0.0), 0.62 + 0.22 * num_legend_lines
     height_in = top_in + bottom_in + sum(rows) * row_in + gap_in * (len(rows) - 1)
-    figure = Figure(figsize=(_WIDTH_IN, height_in), dpi=_PNG_DPI, facecolor="white")
+    figure = Figure(figsize=(_WIDTH_IN, height_in), dpi=PNG_DPI, facecolor="white")
     if title:
         left, top = scale.left_in / _WIDTH_IN, 1 - 0.16 / height_in
         figure.text(left, top, title, fontsize=13, fontweight="bold", va="top", ha="left")
