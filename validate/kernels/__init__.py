@@ -1,0 +1,1 @@
+"""Triton kernels of overlap, one file a kernel; `launch` holds what a host calls, `orders` what it hands them."""
