@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torch import Tensor
-
 from overlapsim.validate.kernels.orders import ArrivalOrder, TileOrder
+from torch import Tensor
 
 Store = Literal["reordered", "row_major"]
 

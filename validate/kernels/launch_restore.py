@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from overlapsim.validate.kernels.orders import RestoreOrder
+from torch import Tensor
 
 
 def restored_rmsnorm(

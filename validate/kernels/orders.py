@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from overlapsim.validate.kernels.config import GemmConfig
 
 from overlapsim.cost.tiles import TileGrid
 from overlapsim.errors import StrategyError
 from overlapsim.schedule.reorder import ReorderMap, SubtileMap, SubtokenMap, TileMap, from_settings, planned_map
-from overlapsim.validate.kernels.config import GemmConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
