@@ -39,7 +39,7 @@ from overlapsim.report.plots import gantt
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.registry import load_strategies, load_strategy
 from overlapsim.units import format_bytes, format_time
-from overlapsim.workload.operators import GemmOp, gemm_then_collective
+from overlapsim.workload.operators import GemmOp, gemm_and_collective
 
 scratch = Path(tempfile.mkdtemp())
 
@@ -55,7 +55,7 @@ scratch = Path(tempfile.mkdtemp())
 cluster = load_cluster("a800-sxm8")
 gemm = GemmOp(m=8192, n=8192, k=4096, dtype="fp16", accumulate="fp16")
 prices = PriceBook(cluster, ranks=2, gemm=gemm, kind="all_reduce", gemm_time_s=2.042e-3, tile=(256, 128))
-context = Context(gemm_then_collective(gemm, "all_reduce", 2), prices)
+context = Context(gemm_and_collective(gemm, "all_reduce", 2), prices)
 strategies = sorted(load_strategies(), key=lambda strategy: strategy.overlaps)  # serial first
 result = plan_operator(context, strategies)
 
@@ -158,7 +158,7 @@ def plan(m: int, k: int, ranks: int = 8) -> OperatorResult:
     """Plan m x 8192 x k bf16 and its all_reduce, quickly: few candidates, no ranges."""
     op = GemmOp(m, 8192, k, "bf16")
     book = PriceBook(cluster, ranks, gemm=op, kind="all_reduce", models=models)
-    return plan_operator(Context(gemm_then_collective(op, "all_reduce", ranks), book), strategies, effort=QUICK)
+    return plan_operator(Context(gemm_and_collective(op, "all_reduce", ranks), book), strategies, effort=QUICK)
 
 
 plans = {(m, k): plan(m, k) for m in ROWS for k in DEPTHS}
@@ -254,7 +254,7 @@ measured = PriceBook(
     kernel_time_s={"wave_group": 2.30e-3},
     curve=curve,
 )
-seconds = measured.collective_seconds("all_reduce", sizes)
+seconds = measured.collective_seconds("all_reduce", sizes, 2)
 print("; ".join(f"{format_bytes(size)} in {format_time(time)}" for size, time in zip(sizes, seconds, strict=True)))
 
 # %%

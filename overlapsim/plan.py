@@ -74,6 +74,8 @@ class OperatorInputs:
     comm_sms : SMs the collective holds, or None for the cluster's
     contention : False leaves HBM and link sharing out
     rank_rows : rows of C on each rank where an all_to_all's routing is unbalanced; empty where all have m
+    independent_bytes : size of a collective that is independent of the GEMM (a bulk pair), or None for one on its
+        output (all_gather: on its input)
     """
 
     cluster: str
@@ -93,6 +95,7 @@ class OperatorInputs:
     comm_sms: int | None = None
     contention: bool = True
     rank_rows: tuple[int, ...] = ()
+    independent_bytes: float | None = None
 
 
 @dataclass(frozen=True)

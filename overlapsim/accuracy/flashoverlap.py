@@ -26,7 +26,7 @@ from overlapsim.plan import Finding
 from overlapsim.planner.operator import simulate
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.registry import load_strategy
-from overlapsim.workload.operators import COLLECTIVES, CollectiveKind, GemmOp, gemm_then_collective
+from overlapsim.workload.operators import COLLECTIVES, CollectiveKind, GemmOp, gemm_and_collective
 
 CLUSTER: Final = "a800-sxm8"
 TABLE: Final = "ae_a800_operator_latency_ms.csv"
@@ -70,12 +70,13 @@ class Case:
             curve=self.curve,
             tile=TILE,
         )
-        return Context(gemm_then_collective(gemm, kind, series.ranks), prices)
+        return Context(gemm_and_collective(gemm, kind, series.ranks), prices)
 
     @cached_property
     def groups(self) -> tuple[int, ...]:
         """Groups of the artifact's plan; for all_to_all the best of those it tried on the device."""
-        gemm, collective = self.context.gemm_and_collective()
+        pair = self.context.pair()
+        gemm, collective = pair.gemm, pair.collective
         tiles = self.context.prices.kernel_gemm(gemm, "wave_group", TILE).grid.num_tiles
         if collective.kind == "all_to_all":
             return min(growing_groups(tiles, NUM_SMS), key=lambda groups: self._run(MIDDLE, groups))

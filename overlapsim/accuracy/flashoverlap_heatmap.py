@@ -16,7 +16,7 @@ from overlapsim.hardware.loading import load_cluster
 from overlapsim.planner.operator import plan_operator
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.registry import load_strategies
-from overlapsim.workload.operators import GemmOp, gemm_then_collective
+from overlapsim.workload.operators import GemmOp, gemm_and_collective
 
 CLUSTER: Final = "rtx4090-pcie8"
 PANEL: Final = "speedup_4090_gemm_rs_tp2"
@@ -45,7 +45,7 @@ def heatmap_rows() -> tuple[list[Row], dict[str, Any]]:
         mn, k = int(cell["MN_x1024sq"]), int(cell["K_x1024"])
         gemm = GemmOp(mn * MI // N, N, k * KI, "fp16", "fp16")
         prices = PriceBook(cluster, 2, gemm=gemm, kind="reduce_scatter", tile=TILE)
-        result = plan_operator(Context(gemm_then_collective(gemm, "reduce_scatter", 2), prices), strategies)
+        result = plan_operator(Context(gemm_and_collective(gemm, "reduce_scatter", 2), prices), strategies)
         entry = next(r for r in result.results if r.strategy.overlaps)
         measured = float(cell["value"])
         sign = int((entry.speedup > 1) == (measured > 1))

@@ -9,7 +9,7 @@ import click
 
 from overlapsim import __version__
 from overlapsim.cli.operator_view import result_json, result_table
-from overlapsim.cli.options import check_targets, kernel_times, positive_time_s
+from overlapsim.cli.options import check_targets, kernel_times, positive_time_s, size_bytes
 from overlapsim.cli.options import rank_rows as parse_rank_rows
 from overlapsim.cli.options import tile as parse_tile
 from overlapsim.cli.output import compile_note, print_json
@@ -47,6 +47,12 @@ from overlapsim.workload.operators import COLLECTIVES
     metavar="M0,M1,..",
     help="Rows on each rank of an unbalanced all_to_all; the largest is --m.",
 )
+@click.option(
+    "--independent",
+    type=size_bytes,
+    metavar="SIZE",
+    help="The collective needs nothing of the GEMM (a bulk pair) and has this size, such as 64MiB.",
+)
 @click.option("--strategy", "strategies", multiple=True, help="Consider only these (serial always; repeatable).")
 @click.option("--no-contention", is_flag=True, help="Leave HBM and link sharing out.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
@@ -69,6 +75,7 @@ def command(
     comm_sms: int | None,
     curve: Path | None,
     rank_rows: tuple[int, ...] | None,
+    independent: float | None,
     strategies: tuple[str, ...],
     no_contention: bool,
     as_json: bool,
@@ -76,9 +83,9 @@ def command(
     plot: Path | None,
     output: Path | None,
 ) -> None:
-    """Plan how one GEMM overlaps with the collective on its output.
+    """Plan how one GEMM overlaps with the collective on its output (all_gather: on its rows, before it).
 
-    M, N and K are sizes on one rank. Times take units: 2.36ms, 62us or seconds.
+    M, N and K are sizes on one rank; with all_gather M counts the gathered rows. Times take units: 2.36ms, 62us or seconds.
     """
     check_targets(plan=output, trace=trace, plot=plot)
     machine = load_cluster(cluster)
@@ -105,6 +112,7 @@ def command(
         comm_sms=comm_sms,
         contention=not no_contention,
         rank_rows=rank_rows or (),
+        independent_bytes=independent,
     )
     chosen = tuple(s for s in load_strategies(strategies) if s.overlaps)
     baselines = tuple(s for s in load_strategies() if not s.overlaps)

@@ -14,6 +14,9 @@ from overlapsim.units import format_time
 _WORDS: Final = {("sms", "steal"): "SMs taken as CTAs retire", ("sms", "reserve"): "SMs reserved"}
 
 
+_PLACES: Final = {"after": "{0}, {1}", "before": "{1}, then {0}", "independent": "{0} beside an independent {1}"}
+
+
 def result_json(result: OperatorResult) -> dict[str, Any]:
     """Content of the JSON answer; keys carry units, see docs/cli.md."""
     content = {
@@ -49,11 +52,12 @@ def _entry(entry: StrategyResult) -> dict[str, Any]:
 def result_table(result: OperatorResult) -> None:
     """Print the strategies, the verdict and the findings."""
     view = console()
-    gemm, collective = result.context.gemm_and_collective()
+    pair = result.context.pair()
+    gemm, collective = pair.gemm, pair.collective
     prices = result.context.prices
     table = Table(
-        title=f"{gemm.m} x {gemm.n} x {gemm.k} {gemm.dtype}, {collective.kind} over {collective.ranks} ranks, "
-        f"{prices.cluster.name}"
+        title=f"{_PLACES[pair.relation].format(f'{gemm.m} x {gemm.n} x {gemm.k} {gemm.dtype}', collective.kind)} over "
+        f"{collective.ranks} ranks, {prices.cluster.name}"
     )
     for column in ("strategy", "predicted", "90 % range", "speed-up over best serial", "parameters"):
         table.add_column(column)

@@ -9,7 +9,7 @@ from typing import Final
 
 from overlapsim.errors import UsageError
 from overlapsim.report.files import check_writable
-from overlapsim.units import parse_time_s
+from overlapsim.units import parse_bytes, parse_time_s
 
 
 def tile(text: str) -> tuple[int, ...]:
@@ -81,6 +81,20 @@ def positive_time_s(text: str) -> float:
     if not (math.isfinite(seconds) and seconds > 0):
         raise UsageError(f"{text!r} is {seconds:g} s; expected a time above 0")
     return seconds
+
+
+def size_bytes(text: str) -> float:
+    """Bytes of `text` such as ``64MiB``, refusing zero, negative and non-finite sizes.
+
+    Raises
+    ------
+    UsageError
+        If the text is not a positive size.
+    """
+    size = parse_bytes(text)
+    if not (math.isfinite(size) and size > 0):
+        raise UsageError(f"{text!r} is {size:g} bytes; expected a size above 0")
+    return size
 
 
 def kernel_times(entries: Sequence[str], own_kernel: Sequence[str], known: Sequence[str]) -> Mapping[str, float]:

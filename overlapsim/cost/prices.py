@@ -23,12 +23,13 @@ from overlapsim.cost.gemm import (
     refuse_oversized,
     template_gemm_cost,
 )
+from overlapsim.cost.kernels import work_cost
 from overlapsim.cost.overlap import OverlapSpec, overlap_spec
 from overlapsim.errors import UsageError
 from overlapsim.hardware.profile import Cluster, CurveTable, DeviceSpec
 from overlapsim.plan import Finding
 from overlapsim.units import dtype_bytes
-from overlapsim.workload.operators import CollectiveKind, CollectiveOp, GemmOp, OperatorGraph
+from overlapsim.workload.operators import CollectiveKind, CollectiveOp, GemmOp, KernelOp, Operator, OperatorGraph
 
 End = Literal["low", "high"]
 # Time of a piece of a GEMM, or of another tile, over the whole's: what models of neighbouring shapes differ by
@@ -51,7 +52,7 @@ class PriceBook:
 
     Attributes
     ----------
-    cluster, ranks : machine, and ranks of the collectives that `collective_seconds` prices
+    cluster, ranks : machine, and ranks of the collective that `curve` belongs to
     gemm : the GEMM that `gemm_time_s`, `kernel_time_s` and `tile` belong to; needed with any of them
     kind : the collective that `curve` belongs to; needed with it
     gemm_time_s : vendor kernel alone on all SMs
@@ -197,6 +198,23 @@ class PriceBook:
         measured = (self.kernel_gemm(op, strategy) for strategy in self.kernel_time_s)
         return min(kernel.duration_s for kernel in (self.vendor_gemm(op), *measured))
 
+    # Other kernels
+
+    def kernel(self, op: KernelOp) -> Cost:
+        """Cost of attention, a memory-bound operator, experts or timed work on all SMs.
+
+        Raises
+        ------
+        WorkloadError
+            If the work is of no type that has a model.
+        """
+        key = ("kernel", op.work)
+        if key not in self.models:
+            self.models[key] = work_cost(op.work, self._device)
+        cost: Cost = self.models[key]
+        factor = self.factors.get(cost.family, 1.0) * self._end(cost.family, cost.spread)
+        return cost if factor == 1.0 else cost.scaled(factor)
+
     # Collectives
 
     def collective(self, op: CollectiveOp, device: int = 0) -> Cost:
@@ -226,15 +244,15 @@ class PriceBook:
     def _flows(self) -> dict[tuple[CollectiveKind, int, float, int], tuple[float, tuple[Demand, ...]]]:
         return {}
 
-    def collective_seconds(self, kind: CollectiveKind, size_bytes: ArrayLike) -> FloatArray:
-        """Times of many sizes at once, any shape: what `collective` gives for each with the book's ranks.
+    def collective_seconds(self, kind: CollectiveKind, size_bytes: ArrayLike, ranks: int) -> FloatArray:
+        """Times of many sizes at once, any shape: what `collective` gives for each.
 
         Raises
         ------
         UsageError
             If a size is negative or not finite.
         """
-        return self._seconds(kind, self.ranks, size_bytes)
+        return self._seconds(kind, ranks, size_bytes)
 
     def comm_sms(self, kind: CollectiveKind) -> int:
         """SMs that a collective holds while it runs.
@@ -268,10 +286,13 @@ class PriceBook:
 
     def serial_s(self, graph: OperatorGraph) -> float:
         """Time of a graph's operators one after another, with the vendor's kernels."""
-        return sum(
-            self.vendor_gemm(op).duration_s if isinstance(op, GemmOp) else self.collective(op).duration_s
-            for op in graph.operators
-        )
+        return sum(self.operator_s(op) for op in graph.operators)
+
+    def operator_s(self, op: Operator) -> float:
+        """Time of one operator as the library runs it, alone on the GPU."""
+        if isinstance(op, GemmOp):
+            return self.vendor_gemm(op).duration_s
+        return self.collective(op).duration_s if isinstance(op, CollectiveOp) else self.kernel(op).duration_s
 
     def scaled(self, family: Family, factor: float) -> PriceBook:
         """The same prices with every time of `family` taking `factor` times as long."""

@@ -18,12 +18,14 @@ from overlapsim.planner.candidates import propose, refine
 from overlapsim.schedule.builder import ProgramBuilder
 from overlapsim.schedule.program import Program
 from overlapsim.strategy.base import Applicability, Context, Parameters, Strategy
+from overlapsim.strategy.tasks import Site
 from overlapsim.units import format_time
-from overlapsim.workload.operators import CollectiveOp, GemmOp
+from overlapsim.workload.operators import CollectiveOp, GemmOp, KernelOp
 
 TIE_MARGIN: Final = 0.02
 """A gain below this is a tie: repeats of a case differ by 1 % on average, 4 % at most (SOURCES.md, FLASH)."""
 FAMILIES: Final[tuple[Family, ...]] = ("gemm", "kernel", "collective", "launch")
+KERNEL_FAMILIES: Final[tuple[Family, ...]] = ("attention", "memory")
 NEARLY_FREE: Final = 1e-6
 LITTLE_TO_GAIN: Final = 1.05
 """Below this ceiling a gain within the tie margin is no tie: the rest is not worth another kernel or stream."""
@@ -118,7 +120,7 @@ def build(strategy: Strategy, context: Context, parameters: Parameters) -> Progr
     """Rewrite the context's graph with `strategy` into a Program."""
     builder = ProgramBuilder()
     strategy.check(parameters)
-    strategy.rewrite(context, parameters, builder)
+    strategy.rewrite(context, parameters, Site(builder, context.prices))
     return builder.freeze()
 
 
@@ -237,7 +239,7 @@ def _shifts(candidate: Candidate, context: Context, contention: bool) -> Shifts:
             candidate.parameters,
             contention=contention,
         ).duration_s
-        for family in FAMILIES
+        for family in (*FAMILIES, *(KERNEL_FAMILIES if any(context.graph.of_type(KernelOp)) else ()))
         for end in _ENDS
     }
 
@@ -272,6 +274,7 @@ _ENDS: Final[tuple[Literal["low", "high"], ...]] = ("low", "high")
 def _compute_and_communication(context: Context) -> tuple[float, float]:
     """Times of both sides with the best kernels as priced."""
     compute = sum(context.prices.best_gemm_s(op) for op in context.graph.of_type(GemmOp))
+    compute += sum(context.prices.kernel(op).duration_s for op in context.graph.of_type(KernelOp))
     return compute, sum(context.prices.collective(op).duration_s for op in context.graph.of_type(CollectiveOp))
 
 

@@ -26,7 +26,7 @@ from overlapsim.planner.operator import OperatorResult, StrategyResult
 from overlapsim.strategy.base import Context, Parameters, Strategy
 from overlapsim.strategy.registry import load_strategy, strategy_names
 from overlapsim.units import format_time
-from overlapsim.workload.operators import COLLECTIVES, GemmOp, gemm_then_collective
+from overlapsim.workload.operators import COLLECTIVES, GemmOp, gemm_and_collective, independent_pair
 
 SAME_TIME: Final = 1e-9
 """Relative difference up to which a plan's prediction and its simulation are the same number."""
@@ -83,14 +83,18 @@ def context_from(inputs: OperatorInputs, cluster: Cluster) -> Context:
         tile=inputs.tile,
         collective_sms=inputs.comm_sms,
     )
-    return Context(gemm_then_collective(gemm, kind, inputs.ranks, inputs.rank_rows), prices)
+    if inputs.independent_bytes is None:
+        return Context(gemm_and_collective(gemm, kind, inputs.ranks, inputs.rank_rows), prices)
+    if inputs.rank_rows:
+        raise UsageError("--rank-rows is for the collective on the GEMM's output; an independent one has a size")
+    return Context(independent_pair(gemm, kind, inputs.ranks, inputs.independent_bytes), prices)
 
 
 def to_plan(result: OperatorResult, inputs: OperatorInputs, provenance: Mapping[str, str]) -> Plan:
     """Write down a result: the choice, what kernels need, predictions with ranges, what was not chosen."""
     best = result.best
     assert best.best is not None
-    gemm, _ = result.context.gemm_and_collective()
+    gemm = result.context.pair().gemm
     return Plan(
         kind="operator",
         inputs=inputs,

@@ -14,7 +14,7 @@ from overlapsim.plan import Cause, Verdict
 from overlapsim.planner.operator import QUICK, Effort, plan_operator
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.registry import load_strategies
-from overlapsim.workload.operators import CollectiveKind, GemmOp, gemm_then_collective
+from overlapsim.workload.operators import CollectiveKind, GemmOp, gemm_and_collective
 
 CHUNK: Final = 256
 """Points that share model results and one process; dropped together, so that memory does not grow with the sweep."""
@@ -98,7 +98,7 @@ def _plan_chunk(
     answers = []
     for question in questions:
         prices = PriceBook(cluster, question.ranks, gemm=question.gemm, kind=question.kind, models=models)
-        graph = gemm_then_collective(question.gemm, question.kind, question.ranks)
+        graph = gemm_and_collective(question.gemm, question.kind, question.ranks)
         result = plan_operator(Context(graph, prices), strategies, contention=contention, effort=effort)
         assert result.serial.best is not None and result.best.best is not None
         overlapping = [r.best for r in result.results if r.best is not None and r.strategy.overlaps]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 import numpy as np
@@ -15,11 +15,13 @@ import numpy.typing as npt
 from overlapsim.cost.prices import PriceBook
 from overlapsim.errors import StrategyError
 from overlapsim.plan import Cause, Finding
-from overlapsim.schedule.builder import ProgramBuilder
+from overlapsim.strategy.tasks import Placement, Site
 from overlapsim.workload.operators import CollectiveOp, GemmOp, OperatorGraph
 
 Parameters = Mapping[str, Any]
 Float = npt.NDArray[np.float64]
+Relation = Literal["after", "before", "independent"]
+"""Where the collective of a pair stands: on the GEMM's output, on its input, or needing nothing of it."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,40 @@ YES: Final = Applicability(True)
 
 
 @dataclass(frozen=True)
+class Pair:
+    """One GEMM and one collective.
+
+    Attributes
+    ----------
+    relation : where the collective stands
+    gemm_at, collective_at : their positions in the graph
+    """
+
+    gemm: GemmOp
+    collective: CollectiveOp
+    relation: Relation
+    gemm_at: int
+    collective_at: int
+
+    def placement(
+        self, gemm: tuple[tuple[int, ...], tuple[int, ...]], collective: tuple[tuple[int, ...], tuple[int, ...]]
+    ) -> Placement:
+        """Placement from (entries, exits) of both."""
+        return Placement(
+            {self.gemm_at: gemm[0], self.collective_at: collective[0]},
+            {self.gemm_at: gemm[1], self.collective_at: collective[1]},
+        )
+
+
+@dataclass(frozen=True)
 class Context:
     """What a strategy is asked about: operators, and the prices on the machine at hand."""
 
     graph: OperatorGraph
     prices: PriceBook
 
-    def gemm_and_collective(self) -> tuple[GemmOp, CollectiveOp]:
-        """Return the pair of a graph that is one GEMM followed by one collective.
+    def pair(self) -> Pair:
+        """Return the GEMM and the collective of a graph that holds just these two.
 
         Raises
         ------
@@ -58,10 +86,27 @@ class Context:
         """
         match self.graph.operators:
             case (GemmOp() as gemm, CollectiveOp() as collective):
-                return gemm, collective
+                return Pair(gemm, collective, "after" if self.graph.dependencies else "independent", 0, 1)
+            case (CollectiveOp() as collective, GemmOp() as gemm):
+                return Pair(gemm, collective, "before" if self.graph.dependencies else "independent", 1, 0)
         raise StrategyError(
-            f"the graph has {len(self.graph.operators)} operators; this strategy takes a GEMM followed by a collective"
+            f"the graph has {len(self.graph.operators)} operators; this strategy takes one GEMM and one collective"
         )
+
+
+_PLACES: Final = {
+    "after": "a collective on the GEMM's output",
+    "before": "an all_gather of the GEMM's rows",
+    "independent": "a collective that is independent of the GEMM (a bulk pair)",
+}
+
+
+def refuse_relation(pair: Pair, takes: Sequence[Relation]) -> Applicability | None:
+    """Refusal of a pair that stands in another relation than those a strategy takes; None where it does."""
+    if pair.relation in takes:
+        return None
+    wanted = " or ".join(_PLACES[relation] for relation in takes)
+    return Applicability(False, (f"this is {_PLACES[pair.relation]}; the strategy takes {wanted}",))
 
 
 @dataclass(frozen=True)
@@ -147,6 +192,8 @@ class Strategy(ABC):
     info: ClassVar[StrategyInfo]
     overlaps: ClassVar[bool] = True
     """False for serial execution: the best of those is the baseline of every speed-up."""
+    relations: ClassVar[tuple[Relation, ...]] = ("after",)
+    """Where the collective may stand in a pair that the strategy takes."""
     own_kernel: ClassVar[bool] = False
     """True where the GEMM is a kernel of the strategy's own, with a time of its own (``--kernel-time``)."""
 
@@ -180,8 +227,13 @@ class Strategy(ABC):
         """Return what is left open; called only where the strategy applies."""
 
     @abstractmethod
-    def rewrite(self, context: Context, parameters: Parameters, builder: ProgramBuilder) -> None:
-        """Add the tasks of the whole graph to `builder`, priced by ``context.prices``.
+    def rewrite(self, context: Context, parameters: Parameters, site: Site) -> Placement:
+        """Add the tasks of the whole graph to `site`, priced by ``context.prices``.
+
+        Returns
+        -------
+        Placement
+            For every operator its first and last tasks, by which the rest of a larger graph waits and goes on.
 
         Raises
         ------

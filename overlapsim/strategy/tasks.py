@@ -1,69 +1,163 @@
-"""From a priced operator to tasks: the few ways strategies put work on a GPU."""
+"""From priced operators to tasks: the GPU under construction, and the few ways strategies put work on it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
-from overlapsim.cost.base import Demand
+from overlapsim.cost.base import Cost, Demand
 from overlapsim.cost.gemm import GemmCost
 from overlapsim.cost.prices import PriceBook
 from overlapsim.schedule.builder import ProgramBuilder
 from overlapsim.units import ps_from_s
-from overlapsim.workload.operators import CollectiveOp, GemmOp
+from overlapsim.workload.operators import COMPUTE, CollectiveOp, GemmOp, KernelOp
 
+COMM: Final = "comm"
+"""Name of the stream on which communication runs where nothing else is said."""
 COMM_PRIORITY: Final = 5
 """Stream priority of communication: above compute, as overlap implementations create their streams."""
+# CTAs of attention, norm and expert kernels live about this long; SMs that a collective takes cost such kernels their
+# share of the time, not a wave of the whole kernel.
+CTA_S: Final = 5e-6
+MOST_WAVES: Final = 64
 
 
-class Gpu:
-    """One modelled GPU in a program under construction; symmetric ranks are folded onto device 0.
+@dataclass(frozen=True)
+class Placement:
+    """Where the operators of a graph went: tasks by operator position.
 
     Attributes
     ----------
-    pool, compute_stream, comm_stream : numbers in the program
+    entries : tasks that must wait for whatever the operator waits for
+    exits : tasks whose end is the end of the operator
     """
 
-    def __init__(self, builder: ProgramBuilder, prices: PriceBook, device: int = 0) -> None:
+    entries: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    exits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+class Site:
+    """A program under construction on one machine: its GPUs, and how the host reaches them.
+
+    Symmetric ranks are folded onto device 0; strategies that need unequal ranks ask for further devices.
+
+    Parameters
+    ----------
+    builder, prices : where tasks go, and what they cost
+    num_queues : hardware queues of a GPU (``CUDA_DEVICE_MAX_CONNECTIONS``): streams share them in the order they are
+        first used.  None gives every stream its own
+    launch_s : host time to launch one kernel; 0 where the host runs ahead or the sequence is a CUDA graph
+    """
+
+    def __init__(
+        self, builder: ProgramBuilder, prices: PriceBook, *, num_queues: int | None = None, launch_s: float = 0.0
+    ) -> None:
+        assert num_queues is None or num_queues >= 1, "a GPU has at least one queue"
         self.builder = builder
         self.prices = prices
-        self.device = device
-        self.num_sms = prices.cluster.device.num_sms
-        self.pool = builder.add_pool(self.num_sms, derate=prices.overlap.gemm_speed, name=f"gpu{device}", device=device)
-        self.compute_stream = builder.add_stream(name="compute")
-        self.comm_stream = builder.add_stream(priority=COMM_PRIORITY, name="comm")
+        self.num_queues = num_queues
+        self.launch_ps = ps_from_s(launch_s) if launch_s > 0 else 0
+        self._gpus: dict[int, Gpu] = {}
+        self._num_groups = 0
 
-    def add_gemm(self, op: GemmOp, cost: GemmCost, *, sms: int | None = None, tag: str = "") -> int:
+    def gpu(self, device: int = 0) -> Gpu:
+        """The modelled GPU of this number; made when first asked for."""
+        if device not in self._gpus:
+            self._gpus[device] = Gpu(self, device)
+        return self._gpus[device]
+
+    def new_group(self) -> int:
+        """A number for FLOW tasks of several devices that start, move and end together."""
+        self._num_groups += 1
+        return self._num_groups - 1
+
+
+class Gpu:
+    """One modelled GPU in a program under construction."""
+
+    def __init__(self, site: Site, device: int) -> None:
+        self.builder = site.builder
+        self.prices = site.prices
+        self.device = device
+        self.num_sms = site.prices.cluster.device.num_sms
+        self.pool = self.builder.add_pool(
+            self.num_sms, derate=self.prices.overlap.gemm_speed, name=f"gpu{device}", device=device
+        )
+        self._site = site
+        self._streams: dict[str, int] = {}
+        self._copy_engines: dict[int, int] = {}
+
+    @cached_property
+    def compute_stream(self) -> int:
+        """Number of the stream of computation."""
+        return self.stream(COMPUTE)
+
+    @cached_property
+    def comm_stream(self) -> int:
+        """Number of the stream of communication."""
+        return self.stream(COMM)
+
+    def stream(self, name: str, priority: int | None = None) -> int:
+        """Number of a stream by name, made when first asked for; all but ``compute...`` have the higher priority."""
+        if name not in self._streams:
+            queues = self._site.num_queues
+            queue = None if queues is None else self.device * queues + len(self._streams) % queues
+            if priority is None:
+                priority = 0 if name.startswith(COMPUTE) else COMM_PRIORITY
+            self._streams[name] = self.builder.add_stream(priority=priority, queue=queue, name=name)
+        return self._streams[name]
+
+    def copy_engine(self, number: int = 0) -> int:
+        """Pool of one of the GPU's copy engines."""
+        if number not in self._copy_engines:
+            name = f"gpu{self.device} copy engine {number}"
+            self._copy_engines[number] = self.builder.add_pool(1, name=name, device=self.device)
+        return self._copy_engines[number]
+
+    def add_gemm(
+        self, op: GemmOp, cost: GemmCost, *, sms: int | None = None, stream: int | None = None, tag: str = ""
+    ) -> int:
         """Add the GEMM kernel, one unit a CTA, on at most `sms` SMs (all by default)."""
         # CTAs that share a tile run side by side: together they take what the kernel takes.
         ctas = cost.grid.num_tiles * cost.split_k
         cta_s = cost.tile_time_s if cost.split_k == 1 else cost.duration_s / -(-ctas // self.num_sms)
-        # Costs name the HBM of device 0; the kernel reads its own.
-        demands = (Demand(d.resource.replace("[0]", f"[{self.device}]"), d.amount, d.capacity) for d in cost.demands)
-        return self.builder.add_blocks(
-            stream=self.compute_stream,
-            pool=self.pool,
-            units=ctas,
-            unit_ps=ps_from_s(cta_s),
-            sm=self.num_sms if sms is None else sms,
-            demands=self._per_unit(demands, ctas),
-            op=op.name,
-            tag=tag or f"{op.pass_} gemm",
-        )
+        return self._blocks(op.name, tag or f"{op.pass_} gemm", ctas, cta_s, cost.demands, sms, stream)
+
+    def add_kernel(self, op: KernelOp, cost: Cost, *, sms: int | None = None, stream: int | None = None) -> int:
+        """Add attention, a memory-bound operator or other work as waves of short CTAs on all its SMs."""
+        width = min(cost.sm or self.num_sms, self.num_sms if sms is None else sms)
+        waves = min(MOST_WAVES, max(1, round(cost.duration_s / CTA_S)))
+        seconds = cost.duration_s / waves
+        return self._blocks(op.name, op.pass_, width * waves, seconds, cost.demands, width, stream)
 
     def add_collective(
-        self, op: CollectiveOp, *, sms: int, stream: int | None = None, group: int = -1, tag: str = ""
+        self,
+        op: CollectiveOp,
+        *,
+        sms: int,
+        stream: int | None = None,
+        group: int = -1,
+        pool: int | None = None,
+        units: int = 1,
+        tag: str = "",
     ) -> int:
-        """Add a collective that holds `sms` SMs; members of a `group` start and end together."""
+        """Add a collective that holds `sms` SMs, or a copy engine's pool; members of a `group` start and end together.
+
+        With several `units` it moves in equal chunks, whose ends other tasks may wait for.
+        """
         duration_s, demands = self.prices.flow(op, self.device)
         return self.builder.add_flow(
             stream=self.comm_stream if stream is None else stream,
-            pool=self.pool,
-            units=1,
-            unit_ps=ps_from_s(duration_s),
+            pool=self.pool if pool is None else pool,
+            units=units,
+            unit_ps=ps_from_s(duration_s / units),
             sm=sms,
             group=group,
-            demands=self._per_unit(demands, 1),
+            host=self.device,
+            launch_ps=self._site.launch_ps,
+            demands=self._per_unit(demands, units),
             op=op.name,
             tag=tag or f"{op.pass_} {op.kind}",
         )
@@ -76,11 +170,38 @@ class Gpu:
             units=1,
             unit_ps=ps_from_s(self.prices.signal_wait_s),
             sm=1,
+            host=self.device,
+            launch_ps=self._site.launch_ps,
             op=op,
             tag=tag,
         )
         self.builder.add_edge(source, waiter, src_units=units, dst_unit=0)
         return waiter
+
+    def _blocks(
+        self,
+        op: str,
+        tag: str,
+        units: int,
+        unit_s: float,
+        demands: Iterable[Demand],
+        sms: int | None,
+        stream: int | None,
+    ) -> int:
+        # Costs name the HBM of device 0; the kernel reads its own.
+        own = (Demand(d.resource.replace("[0]", f"[{self.device}]"), d.amount, d.capacity) for d in demands)
+        return self.builder.add_blocks(
+            stream=self.compute_stream if stream is None else stream,
+            pool=self.pool,
+            units=units,
+            unit_ps=ps_from_s(unit_s),
+            sm=self.num_sms if sms is None else sms,
+            host=self.device,
+            launch_ps=self._site.launch_ps,
+            demands=self._per_unit(own, units),
+            op=op,
+            tag=tag,
+        )
 
     def _per_unit(self, demands: Iterable[Demand], units: int) -> dict[int, float]:
         return {self.builder.add_resource(d.capacity, d.resource): d.amount / units for d in demands}

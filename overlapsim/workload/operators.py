@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, Protocol, TypeVar
 
 from overlapsim.errors import WorkloadError
 from overlapsim.units import dtype_bytes
@@ -115,26 +115,144 @@ class CollectiveOp:
         check_name(self.name, self.pass_)
 
 
-Operator = GemmOp | CollectiveOp
-SomeOperator = TypeVar("SomeOperator", GemmOp, CollectiveOp)
+class Work(Protocol):
+    """What one kernel other than a plain GEMM computes: shapes that the cost layer prices by their type."""
+
+    @property
+    def flop(self) -> float:
+        """Floating-point operations."""
+
+    @property
+    def hbm_bytes(self) -> float:
+        """Bytes read and written, each access once."""
+
+
+@dataclass(frozen=True)
+class GroupedGemmOp:
+    """``C_i[rows_i, n] = A_i[rows_i, k] B_i[k, n]`` for all i in one launch: the experts of one rank.
+
+    Attributes
+    ----------
+    rows : of each product, 0 for an idle expert
+    """
+
+    rows: tuple[int, ...]
+    n: int
+    k: int
+    dtype: str = "bf16"
+    accumulate: str = "fp32"
+
+    @property
+    def flop(self) -> float:
+        """Floating-point operations, a multiply-add counted as two; padding left out."""
+        return 2.0 * sum(self.rows) * self.n * self.k
+
+    @property
+    def hbm_bytes(self) -> float:
+        """Operands and results, the weights of idle experts left out."""
+        active = sum(1 for count in self.rows if count)
+        return float(sum(self.rows) * (self.n + self.k) + active * self.n * self.k) * dtype_bytes(self.dtype)
+
+
+@dataclass(frozen=True)
+class TimedWork:
+    """Work whose time is known: measured, or simulated before as a piece of its own.
+
+    Attributes
+    ----------
+    duration_s : alone on all SMs, seconds
+    flop, hbm_bytes : for bounds and for contention
+    """
+
+    duration_s: float
+    flop: float = 0.0
+    hbm_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.duration_s < float("inf"):
+            raise WorkloadError(f"timed work takes {self.duration_s} s; expected a time above 0")
+
+
+@dataclass(frozen=True)
+class KernelOp:
+    """A compute operator that is not one plain GEMM: attention, a norm, experts, or work of known time.
+
+    Attributes
+    ----------
+    work : shapes (``AttentionOp``, ``MemoryOp``, ``GroupedGemmOp`` ...) or ``TimedWork``
+    name, pass_ : fixed operator name and pass
+    """
+
+    work: Work
+    name: str
+    pass_: str = "fwd"
+
+    def __post_init__(self) -> None:
+        check_name(self.name, self.pass_)
+
+
+Operator = GemmOp | CollectiveOp | KernelOp
+SomeOperator = TypeVar("SomeOperator", GemmOp, CollectiveOp, KernelOp)
+COMPUTE: Final = "compute"
+"""Name of the stream on which operators run where nothing else is said."""
 
 
 @dataclass(frozen=True)
 class OperatorGraph:
-    """Operators of one block and their data dependencies, as (producer, consumer) positions."""
+    """Operators of one block in the order a host issues them, with their data dependencies and streams.
+
+    Attributes
+    ----------
+    operators : the order is what a host issues and what operators of one stream run in
+    dependencies : (producer, consumer) positions, rising
+    streams : name of each operator's stream; empty puts all on ``compute``
+    """
 
     operators: tuple[Operator, ...]
     dependencies: tuple[tuple[int, int], ...] = ()
+    streams: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.operators)
         for src, dst in self.dependencies:
             if not 0 <= src < dst < count:
                 raise WorkloadError(f"dependency ({src}, {dst}) does not rise within {count} operators")
+        if self.streams and len(self.streams) != count:
+            raise WorkloadError(f"{len(self.streams)} streams for {count} operators; expected one each, or none")
 
     def of_type(self, kind: type[SomeOperator]) -> Iterator[SomeOperator]:
         """Operators of one type, in order."""
         return (op for op in self.operators if isinstance(op, kind))
+
+    def stream_of(self, position: int) -> str:
+        """Name of the stream of one operator."""
+        return self.streams[position] if self.streams else COMPUTE
+
+    def producers(self, position: int) -> tuple[int, ...]:
+        """Positions that an operator waits for."""
+        return tuple(src for src, dst in self.dependencies if dst == position)
+
+    def part(self, positions: Sequence[int]) -> OperatorGraph:
+        """The operators at rising `positions` with the dependencies among them."""
+        new = {old: number for number, old in enumerate(positions)}
+        inner = tuple((new[a], new[b]) for a, b in self.dependencies if a in new and b in new)
+        streams = tuple(self.streams[old] for old in positions) if self.streams else ()
+        return OperatorGraph(tuple(self.operators[old] for old in positions), inner, streams)
+
+    def reordered(self, order: Sequence[int]) -> OperatorGraph:
+        """The same operators issued in another order: `order` lists the old positions.
+
+        Raises
+        ------
+        WorkloadError
+            If the order is not a permutation, or issues an operator before one that it depends on.
+        """
+        if sorted(order) != list(range(len(self.operators))):
+            raise WorkloadError(f"an order of {len(order)} positions is no permutation of {len(self.operators)}")
+        new = {old: number for number, old in enumerate(order)}
+        moved = tuple(sorted((new[a], new[b]) for a, b in self.dependencies))
+        streams = tuple(self.streams[old] for old in order) if self.streams else ()
+        return OperatorGraph(tuple(self.operators[old] for old in order), moved, streams)
 
 
 def check_name(name: str, pass_: str) -> None:
@@ -151,22 +269,23 @@ def check_name(name: str, pass_: str) -> None:
         raise WorkloadError(f"pass {pass_!r} is unknown; expected one of {', '.join(PASSES)}")
 
 
-def gemm_then_collective(
+def gemm_and_collective(
     gemm: GemmOp, kind: CollectiveKind, ranks: int, rank_rows: tuple[int, ...] = ()
 ) -> OperatorGraph:
-    """The graph of a GEMM whose output goes through a collective.
+    """The graph of a GEMM and the collective on its output, or of the ``all_gather`` of its rows and the GEMM.
 
     Parameters
     ----------
-    gemm : sizes per rank
-    kind : ``all_reduce`` (the sum of C), ``reduce_scatter`` or ``all_to_all`` (C split over ranks)
+    gemm : sizes per rank; with ``all_gather`` m counts the gathered rows
+    kind : ``all_gather`` (A is gathered from m / ranks rows a rank, then multiplied), ``all_reduce`` (the sum of C),
+        ``reduce_scatter`` or ``all_to_all`` (C split over ranks)
     ranks : ranks in the group
     rank_rows : rows of C on each rank where routing is unbalanced; the largest is ``gemm.m``
 
     Returns
     -------
     OperatorGraph
-        Two operators, the second sized by C.
+        Two operators in the order they depend on each other; the collective is sized by C, the all_gather by A.
 
     Raises
     ------
@@ -179,6 +298,20 @@ def gemm_then_collective(
         raise WorkloadError(
             f"rank_rows with {kind} and a largest of {max(rank_rows)}; expected all_to_all and a largest of {gemm.m}"
         )
+    if kind == "all_gather":
+        gathered = gemm.m * gemm.k * dtype_bytes(gemm.dtype)
+        return OperatorGraph((CollectiveOp(kind, gathered, ranks, gemm.dtype, gemm.name, gemm.pass_), gemm), ((0, 1),))
     rows = rank_rows if len(set(rank_rows)) > 1 else ()
     collective = CollectiveOp(kind, gemm.output_bytes, ranks, gemm.dtype, gemm.name, gemm.pass_, rows)
     return OperatorGraph((gemm, collective), ((0, 1),))
+
+
+def independent_pair(gemm: GemmOp, kind: CollectiveKind, ranks: int, size_bytes: float) -> OperatorGraph:
+    """The graph of a GEMM and a collective that need nothing from one another, such as a dgrad and a gather.
+
+    Examples
+    --------
+    >>> independent_pair(GemmOp(64, 32, 16), "all_gather", 8, 4096.0).dependencies
+    ()
+    """
+    return OperatorGraph((CollectiveOp(kind, size_bytes, ranks, gemm.dtype, gemm.name, gemm.pass_), gemm))

@@ -1,22 +1,32 @@
-"""Decomposition by rows: the vendor's GEMM in n pieces, each piece's collective under the next piece."""
+"""Decomposition by rows: the vendor's GEMM in n pieces, each piece's collective under another piece's GEMM."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from overlapsim.errors import StrategyError
 from overlapsim.plan import Finding
-from overlapsim.schedule.builder import ProgramBuilder
-from overlapsim.strategy.base import YES, Applicability, Context, Parameters, ParameterSpace, Strategy, StrategyInfo
-from overlapsim.strategy.tasks import COMM_PRIORITY, Gpu
+from overlapsim.strategy.base import (
+    YES,
+    Applicability,
+    Context,
+    Pair,
+    Parameters,
+    ParameterSpace,
+    Strategy,
+    StrategyInfo,
+    refuse_relation,
+)
+from overlapsim.strategy.tasks import COMM_PRIORITY, Placement, Site
 from overlapsim.units import ps_from_s
-from overlapsim.workload.operators import CollectiveOp
+from overlapsim.workload.operators import CollectiveOp, GemmOp
 
-KINDS = ("all_reduce", "reduce_scatter", "all_to_all")
+KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 CHUNKS = (2, 3, 4, 6, 8, 12, 16)
 # Pieces are cut at multiples of the tallest common tile, so that no piece but the last has a ragged row of tiles.
 ROW_STEP = 128
@@ -30,14 +40,15 @@ class ChunkedParameters:
 
 
 class Chunked(Strategy):
-    """n vendor GEMMs one after another; the collective of a piece runs while the next piece is computed."""
+    """n vendor GEMMs one after another; the collective of a piece runs beside the GEMM of its neighbour."""
 
     name = "chunked"
+    relations = ("after", "before")
     parameter_type = ChunkedParameters
     info = StrategyInfo(
         summary="vendor GEMM in n pieces by rows, one library collective per piece",
         granularity="chunk",
-        hides="the collective of a piece under the GEMM of the next",
+        hides="the collective of a piece under the GEMM of the next (all_gather: of the one before)",
         cost="SMs of the collective, n launches, wave quantisation of smaller GEMMs, n collective latencies",
         frameworks=("TransformerEngine pipeline (num_splits)", "any framework with two streams"),
         references=("Jangda et al., ASPLOS'22 (CoCoNet)",),
@@ -45,9 +56,12 @@ class Chunked(Strategy):
 
     def applies_to(self, context: Context) -> Applicability:
         """Refuse one rank, one wave, and outputs without rows to split."""
-        gemm, collective = context.gemm_and_collective()
+        pair = context.pair()
+        if refusal := refuse_relation(pair, self.relations):
+            return refusal
+        gemm, collective = pair.gemm, pair.collective
         if collective.kind not in KINDS:
-            return Applicability(False, (f"the output of a GEMM is not {collective.kind}: {', '.join(KINDS)} are",))
+            return Applicability(False, (f"{collective.kind} is not cut by rows: {', '.join(KINDS)} are",))
         if collective.ranks < 2:
             return Applicability(False, ("one rank has nothing to communicate",), "little_to_hide")
         num_sms = context.prices.cluster.device.num_sms
@@ -65,49 +79,44 @@ class Chunked(Strategy):
 
     def parameters(self, context: Context) -> ParameterSpace:
         """Leave open the number of pieces."""
-        gemm, collective = context.gemm_and_collective()
-        prices = context.prices
+        pair, prices = context.pair(), context.prices
 
         def pipeline_s(point: Parameters) -> float:
-            """First piece, then whichever side is slower, then the last collective."""
-            rows = chunk_rows(gemm.m, point["chunks"])
-            piece = replace(gemm, m=rows[0])
-            compute_s = prices.vendor_gemm(piece).duration_s
-            part_s = float(prices.collective_seconds(collective.kind, piece.output_bytes)) + prices.signal_wait_s
-            return compute_s + (len(rows) - 1) * max(compute_s, part_s) + part_s
+            """First piece of the leading side, then whichever side is slower, then the last of the other."""
+            gemm, part = pieces(pair, point["chunks"])[0]
+            compute_s = prices.vendor_gemm(gemm).duration_s
+            part_s = prices.flow(part)[0] + prices.signal_wait_s
+            return compute_s + (point["chunks"] - 1) * max(compute_s, part_s) + part_s
 
-        chunks = tuple(n for n in CHUNKS if gemm.m >= n * ROW_STEP) or (2,)
+        chunks = tuple(n for n in CHUNKS if pair.gemm.m >= n * ROW_STEP) or (2,)
         return ParameterSpace({"chunks": chunks}, screen=pipeline_s)
 
-    def rewrite(self, context: Context, parameters: Parameters, builder: ProgramBuilder) -> None:
-        """Put the GEMMs on one stream and the collectives on another; each waits for its piece."""
-        gemm, collective = context.gemm_and_collective()
-        prices = context.prices
-        gpu = Gpu(builder, prices)
-        rows = chunk_rows(gemm.m, parameters["chunks"])
+    def rewrite(self, context: Context, parameters: Parameters, site: Site) -> Placement:
+        """Put the GEMMs on one stream and the collectives on another; the later side of each piece waits for it."""
+        pair, prices, gpu = context.pair(), context.prices, site.gpu()
         wait_ps = ps_from_s(prices.signal_wait_s)
-        for number, count in enumerate(rows, start=1):
-            piece = replace(gemm, m=count)
-            part = CollectiveOp(
-                collective.kind,
-                piece.output_bytes,
-                collective.ranks,
-                collective.dtype,
-                collective.name,
-                collective.pass_,
+        gemms, collectives = [], []
+        parts = pieces(pair, parameters["chunks"])
+        for number, (gemm, part) in enumerate(parts, start=1):
+            label = f"chunk {number}/{len(parts)}"
+            kernel = partial(gpu.add_gemm, gemm, prices.vendor_gemm(gemm), tag=f"{gemm.pass_} gemm {label}")
+            flow = partial(
+                gpu.add_collective, part, sms=prices.comm_sms(part.kind), tag=f"{part.pass_} {part.kind} {label}"
             )
-            label = f"chunk {number}/{len(rows)}"
-            source = gpu.add_gemm(piece, prices.vendor_gemm(piece), tag=f"{gemm.pass_} gemm {label}")
-            task = gpu.add_collective(
-                part,
-                sms=prices.comm_sms(part.kind),
-                tag=f"{part.pass_} {part.kind} {label}",
-            )
-            builder.add_edge(source, task, lag_ps=wait_ps)
+            if pair.relation == "before":
+                collectives.append(flow())
+                gemms.append(kernel())
+                site.builder.add_edge(collectives[-1], gemms[-1])
+            else:
+                gemms.append(kernel())
+                collectives.append(flow())
+                site.builder.add_edge(gemms[-1], collectives[-1], lag_ps=wait_ps)
+        return pair.placement(((gemms[0],), (gemms[-1],)), ((collectives[0],), (collectives[-1],)))
 
     def settings(self, context: Context, parameters: Parameters) -> Mapping[str, Any]:
         """Return the rows of each piece; vendor kernels choose the rest."""
-        gemm, collective = context.gemm_and_collective()
+        pair = context.pair()
+        gemm, collective = pair.gemm, pair.collective
         return {
             "collective": collective.kind,
             "ranks": collective.ranks,
@@ -119,15 +128,24 @@ class Chunked(Strategy):
         }
 
     def findings(self, context: Context, parameters: Parameters) -> tuple[Finding, ...]:
-        """Say that a reduce_scatter by pieces gives each rank rows of every piece."""
-        _, collective = context.gemm_and_collective()
-        if collective.kind != "reduce_scatter":
+        """Say that pieces of a reduce_scatter or all_gather hold rows of every rank."""
+        collective = context.pair().collective
+        if collective.kind not in ("reduce_scatter", "all_gather"):
             return ()
         message = (
-            "chunked reduce_scatter gives each rank its share of every piece, not one block of rows: the consumer and "
-            "the later all_gather must use the same pieces"
+            f"chunked {collective.kind} works on each rank's share of every piece, not on one block of rows: producer "
+            "and consumer must use the same pieces"
         )
         return (Finding("rows_by_piece", message),)
+
+
+def pieces(pair: Pair, chunks: int) -> list[tuple[GemmOp, CollectiveOp]]:
+    """GEMM and collective of each piece; the collective's size in proportion to its rows."""
+    gemm, whole = pair.gemm, pair.collective
+    return [
+        (replace(gemm, m=rows), replace(whole, size_bytes=whole.size_bytes * rows / gemm.m))
+        for rows in chunk_rows(gemm.m, chunks)
+    ]
 
 
 def chunk_rows(m: int, chunks: int) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from overlapsim.schedule.builder import ProgramBuilder
 from overlapsim.strategy.base import (
     YES,
     Applicability,
@@ -16,7 +15,9 @@ from overlapsim.strategy.base import (
     Strategy,
     StrategyInfo,
 )
-from overlapsim.strategy.tasks import Gpu
+from overlapsim.strategy.compose import lower
+from overlapsim.strategy.tasks import Placement, Site
+from overlapsim.workload.operators import OperatorGraph
 
 
 class Serial(Strategy):
@@ -35,27 +36,21 @@ class Serial(Strategy):
 
     def applies_to(self, context: Context) -> Applicability:
         """Serial execution is always possible."""
-        context.gemm_and_collective()
         return YES
 
     def parameters(self, context: Context) -> ParameterSpace:
         """Nothing is left open."""
         return ParameterSpace()
 
-    def rewrite(self, context: Context, parameters: Parameters, builder: ProgramBuilder) -> None:
-        """Put both operators on the compute stream."""
-        gemm, collective = context.gemm_and_collective()
-        gpu = Gpu(builder, context.prices)
-        gpu.add_gemm(gemm, context.prices.vendor_gemm(gemm))
-        gpu.add_collective(
-            collective,
-            sms=context.prices.comm_sms(collective.kind),
-            stream=gpu.compute_stream,
-        )
+    def rewrite(self, context: Context, parameters: Parameters, site: Site) -> Placement:
+        """Put all operators on the compute stream, in order."""
+        graph = OperatorGraph(context.graph.operators, context.graph.dependencies)
+        return lower(Context(graph, context.prices), site)
 
     def settings(self, context: Context, parameters: Parameters) -> Mapping[str, Any]:
         """Return the collective and the types: vendor kernels choose the rest."""
-        gemm, collective = context.gemm_and_collective()
+        pair = context.pair()
+        gemm, collective = pair.gemm, pair.collective
         return {
             "collective": collective.kind,
             "ranks": collective.ranks,

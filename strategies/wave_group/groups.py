@@ -84,7 +84,10 @@ def partitions(
     written = written_bytes(kernel.grid, point["swizzle"], dtype_bytes(gemm.dtype))[done_tiles]
     count = len(ends) - 1
     first, last = _pairs(count)
-    seconds = prices.collective_seconds(collective.kind, written[last + 1] - written[first]) + prices.signal_wait_s
+    seconds = (
+        prices.collective_seconds(collective.kind, written[last + 1] - written[first], collective.ranks)
+        + prices.signal_wait_s
+    )
 
     def to_parameters(cuts: tuple[int, ...]) -> Mapping[str, Any]:
         groups = np.diff(done_tiles[list(cuts)], prepend=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal
 
@@ -12,7 +12,6 @@ from overlapsim.strategies.wave_group.groups import checked_groups, group_bytes,
 
 from overlapsim.cost.gemm import GemmCost
 from overlapsim.plan import Finding
-from overlapsim.schedule.builder import ProgramBuilder
 from overlapsim.schedule.reorder import MAP_KINDS, collective_map, even_counts, map_settings, scale_groups
 from overlapsim.strategy.base import (
     YES,
@@ -23,8 +22,9 @@ from overlapsim.strategy.base import (
     Partition,
     Strategy,
     StrategyInfo,
+    refuse_relation,
 )
-from overlapsim.strategy.tasks import COMM_PRIORITY, Gpu
+from overlapsim.strategy.tasks import COMM_PRIORITY, Gpu, Placement, Site
 from overlapsim.units import ps_from_s
 from overlapsim.workload.operators import CollectiveOp, GemmOp
 
@@ -64,7 +64,10 @@ class WaveGroup(Strategy):
 
     def applies_to(self, context: Context) -> Applicability:
         """Refuse collectives without a map, a single rank, and GEMMs that are one wave on every tile."""
-        gemm, collective = context.gemm_and_collective()
+        pair = context.pair()
+        if refusal := refuse_relation(pair, self.relations):
+            return refusal
+        gemm, collective = pair.gemm, pair.collective
         if collective.kind not in MAP_KINDS:
             return Applicability(False, (f"no reorder map for {collective.kind} (maps: {', '.join(MAP_KINDS)})",))
         if collective.ranks < 2:
@@ -84,7 +87,8 @@ class WaveGroup(Strategy):
 
     def parameters(self, context: Context) -> ParameterSpace:
         """Leave open the tile, where the collective's SMs come from, and the split of the waves into groups."""
-        gemm, collective = context.gemm_and_collective()
+        pair = context.pair()
+        gemm, collective = pair.gemm, pair.collective
         kernels = {kernel.tile: kernel for kernel in self._kernels(context, gemm)}
         num_sms = context.prices.cluster.device.num_sms
         swizzles = {tile: best_swizzle(kernel, num_sms) for tile, kernel in kernels.items()}
@@ -95,21 +99,31 @@ class WaveGroup(Strategy):
 
         return ParameterSpace({"tile": tuple(kernels), "sms": MODES}, solve_for)
 
-    def rewrite(self, context: Context, parameters: Parameters, builder: ProgramBuilder) -> None:
+    def rewrite(self, context: Context, parameters: Parameters, site: Site) -> Placement:
         """Gate one collective a group behind the tiles of that group, on every rank that is modelled."""
-        gemm, collective = context.gemm_and_collective()
+        pair = context.pair()
+        gemm, collective = pair.gemm, pair.collective
         prices = context.prices
         groups = checked_groups(parameters, prices.kernel_gemm(gemm, self.name, tuple(parameters["tile"])))
         # Equal ranks are folded onto one; with unbalanced routing each rank is there, and a group waits for the last.
+        members = [site.new_group() for _ in groups] if collective.rank_rows else [-1] * len(groups)
+        kernels, collectives = [], []
         for device, rows in enumerate(collective.rank_rows or (gemm.m,)):
             local = replace(gemm, m=rows)
             kernel = prices.kernel_gemm(local, self.name, tuple(parameters["tile"]))
             own = groups if rows == gemm.m else scale_groups(groups, kernel.grid.num_tiles)
-            self._add_rank(Gpu(builder, prices, device), local, collective, kernel, own, parameters)
+            source, flows = self._add_rank(site.gpu(device), local, collective, kernel, own, members, parameters)
+            kernels.append(source)
+            collectives.append(flows)
+        whole = tuple(kernels)
+        return pair.placement(
+            (whole, whole), (tuple(flows[0] for flows in collectives), tuple(flows[-1] for flows in collectives))
+        )
 
     def settings(self, context: Context, parameters: Parameters) -> Mapping[str, Any]:
         """Return the kernel template, the groups and the map kind."""
-        gemm, collective = context.gemm_and_collective()
+        pair = context.pair()
+        gemm, collective = pair.gemm, pair.collective
         kernel = context.prices.kernel_gemm(gemm, self.name, tuple(parameters["tile"]))
         groups = checked_groups(parameters, kernel)
         reserve = parameters["sms"] == "reserve" and len(groups) > 1
@@ -168,8 +182,9 @@ class WaveGroup(Strategy):
         collective: CollectiveOp,
         kernel: GemmCost,
         groups: tuple[int, ...],
+        members: Sequence[int],
         parameters: Parameters,
-    ) -> None:
+    ) -> tuple[int, list[int]]:
         prices, builder = gpu.prices, gpu.builder
         comm_sms = prices.comm_sms(collective.kind)
         # One group waits for the whole kernel anyway, so nothing is gained by reserving SMs for it.
@@ -177,7 +192,7 @@ class WaveGroup(Strategy):
         source = gpu.add_gemm(gemm, kernel, sms=gpu.num_sms - comm_sms if reserve else gpu.num_sms)
         wait_ps = ps_from_s(prices.signal_wait_s)
         sizes = group_bytes(gemm, kernel, parameters["swizzle"], groups)
-        before = None
+        flows: list[int] = []
         for number, (done, size) in enumerate(zip(np.cumsum(groups), sizes, strict=True), start=1):
             part = CollectiveOp(
                 collective.kind, max(1.0, float(size)), collective.ranks, collective.dtype, collective.name
@@ -185,13 +200,14 @@ class WaveGroup(Strategy):
             label = f"{gemm.pass_} {collective.kind} group {number}/{len(groups)}"
             if not reserve and done and len(groups) > 1:
                 gpu.add_waiter(source, int(done), op=gemm.name, tag=f"wait for group {number}/{len(groups)}")
-            task = gpu.add_collective(part, sms=comm_sms, group=number - 1 if collective.rank_rows else -1, tag=label)
+            task = gpu.add_collective(part, sms=comm_sms, group=members[number - 1], tag=label)
             if (reserve or len(groups) == 1) and done:
                 builder.add_edge(source, task, src_units=int(done), lag_ps=wait_ps)
-                if before is not None:
+                if flows:
                     # The next group's waiting kernel is launched behind this collective and pays the same poll.
-                    builder.add_edge(before, task, lag_ps=wait_ps)
-            before = task
+                    builder.add_edge(flows[-1], task, lag_ps=wait_ps)
+            flows.append(task)
+        return source, flows
 
 
 def best_swizzle(kernel: GemmCost, num_sms: int) -> int:

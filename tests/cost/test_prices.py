@@ -13,7 +13,7 @@ from overlapsim.cost.gemm import gemm_cost, lower_bound_s, template_gemm_cost
 from overlapsim.cost.prices import LAUNCH, PIECES, TEMPLATE, PriceBook
 from overlapsim.errors import ProfileError, StrategyError, UsageError
 from overlapsim.hardware.profile import CurveKey, CurveTable, Source
-from overlapsim.workload.operators import COLLECTIVES, CollectiveOp, GemmOp, gemm_then_collective
+from overlapsim.workload.operators import COLLECTIVES, CollectiveOp, GemmOp, gemm_and_collective
 from tests.cost.machines import A100, nvlink_cluster
 
 POD = nvlink_cluster()
@@ -113,7 +113,7 @@ def test_best_kernel_is_the_vendors_or_a_measured_one():
 
 
 def test_serial_is_the_sum_with_vendor_kernels():
-    graph = gemm_then_collective(OP, "all_reduce", 8)
+    graph = gemm_and_collective(OP, "all_reduce", 8)
     collective_s = MEASURED.collective(CollectiveOp("all_reduce", OP.output_bytes, 8)).duration_s
     assert MEASURED.serial_s(graph) == pytest.approx(2.04e-3 + collective_s)
 
@@ -122,14 +122,14 @@ def test_serial_is_the_sum_with_vendor_kernels():
 @given(st.sampled_from(COLLECTIVES), st.sampled_from([2, 4, 8, 16]), st.lists(st.floats(1, 1e10), min_size=1))
 def test_many_sizes_at_once_are_what_each_costs(kind, ranks, sizes):
     for book in (replace(BARE, ranks=ranks), replace(MEASURED, ranks=ranks), BARE.scaled("collective", 1.3)):
-        together = book.collective_seconds(kind, sizes)
+        together = book.collective_seconds(kind, sizes, book.ranks)
         each = [book.collective(CollectiveOp(kind, size, book.ranks)).duration_s for size in sizes]
         assert together == pytest.approx(np.array(each))
 
 
 def test_the_books_curve_serves_its_own_kind_and_ranks_only():
     measured_s = Curve(TABLE).seconds(16 * MIB)
-    assert MEASURED.collective_seconds("all_reduce", 16 * MIB) == pytest.approx(measured_s)
+    assert MEASURED.collective_seconds("all_reduce", 16 * MIB, MEASURED.ranks) == pytest.approx(measured_s)
     for kind, ranks in (("all_gather", 8), ("all_reduce", 4)):
         op = CollectiveOp(kind, 16 * MIB, ranks)
         expected = CollectiveModel(POD, kind, ranks).seconds(op.size_bytes)
@@ -138,7 +138,7 @@ def test_the_books_curve_serves_its_own_kind_and_ranks_only():
 
 def test_the_clusters_curve_is_used_where_the_book_has_none():
     cluster = POD.with_curve(CurveKey("all_reduce", 8), TABLE)
-    assert PriceBook(cluster, 8).collective_seconds("all_reduce", MIB) == pytest.approx(60e-6)
+    assert PriceBook(cluster, 8).collective_seconds("all_reduce", MIB, 8) == pytest.approx(60e-6)
 
 
 @quick
@@ -221,7 +221,9 @@ def test_what_if_kernels_were_the_vendors():
 def test_what_if_there_were_no_latency():
     free = MEASURED.without_latency()
     assert free.signal_wait_s == 0.0
-    assert free.collective_seconds("all_reduce", [0, MIB]) == pytest.approx([0, MIB * Curve(TABLE).best_s_per_byte()])
+    assert free.collective_seconds("all_reduce", [0, MIB], free.ranks) == pytest.approx(
+        [0, MIB * Curve(TABLE).best_s_per_byte()]
+    )
     assert free.vendor_gemm(OP) == MEASURED.vendor_gemm(OP)
 
 
@@ -281,7 +283,7 @@ def test_impossible_books_are_refused(arguments, error, words):
 def test_a_malformed_curve_is_refused_when_used():
     book = PriceBook(POD, 8, kind="all_reduce", curve=CurveTable((2.0, 1.0), (1e-5, 1e-5), TABLE.source))
     with pytest.raises(ProfileError, match="do not rise"):
-        book.collective_seconds("all_reduce", 1.0)
+        book.collective_seconds("all_reduce", 1.0, 8)
 
 
 @pytest.mark.parametrize(

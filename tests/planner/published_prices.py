@@ -10,7 +10,7 @@ from overlapsim.cost.base import Cost
 from overlapsim.cost.prices import PriceBook
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.strategy.base import Context
-from overlapsim.workload.operators import CollectiveOp, GemmOp, gemm_then_collective
+from overlapsim.workload.operators import CollectiveOp, GemmOp, gemm_and_collective
 from tests.cost.published import bandwidth_table
 
 TABLE = bandwidth_table()
@@ -22,7 +22,7 @@ def tau_s(elements: np.ndarray) -> np.ndarray:
 
 
 class PublishedPrices(PriceBook):
-    def collective_seconds(self, kind, size_bytes):
+    def collective_seconds(self, kind, size_bytes, ranks):
         return tau_s(np.asarray(size_bytes, float) / 2)
 
     def collective(self, op: CollectiveOp, device: int = 0) -> Cost:
@@ -48,4 +48,4 @@ def published_context(m: int, kernel_s: float) -> Context:
         tile=(256, 128, 32),
         collective_sms=2,
     )
-    return Context(gemm_then_collective(gemm, "all_reduce", 2), prices)
+    return Context(gemm_and_collective(gemm, "all_reduce", 2), prices)

@@ -15,13 +15,13 @@ from overlapsim.planner.operator import plan_operator, simulate
 from overlapsim.report.curves import GroupPoint, Mark, groups_figure, groups_plot, latency_by_groups
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.registry import load_strategies, load_strategy
-from overlapsim.workload.operators import GemmOp, gemm_then_collective
+from overlapsim.workload.operators import GemmOp, gemm_and_collective
 
 
 def context(m: int = 4096, tile: tuple[int, ...] | None = (256, 128)) -> Context:
     gemm = GemmOp(m, 8192, 4096, "fp16", "fp16")
     prices = PriceBook(load_cluster("a800-sxm8"), 2, gemm=gemm, kind="all_reduce", tile=tile)
-    return Context(gemm_then_collective(gemm, "all_reduce", 2), prices)
+    return Context(gemm_and_collective(gemm, "all_reduce", 2), prices)
 
 
 WAVE_GROUP = load_strategy("wave_group")
@@ -40,7 +40,7 @@ def test_every_number_of_groups_once_and_as_the_engine_runs_it() -> None:
 
 def test_one_group_is_the_kernel_and_then_the_collective() -> None:
     here = context()
-    gemm, collective = here.gemm_and_collective()
+    gemm, collective = here.pair().gemm, here.pair().collective
     kernel = here.prices.kernel_gemm(gemm, "wave_group", (256, 128)).duration_s
     first = latency_by_groups(here, WAVE_GROUP, max_groups=1)[0]
     alone = kernel + here.prices.collective(collective).duration_s + here.prices.signal_wait_s
@@ -69,7 +69,7 @@ def test_more_groups_never_worsen_the_best_recurrence_of_at_most_as_many() -> No
 
 def test_like_keeps_the_other_parameters() -> None:
     here = context(tile=None)
-    tiles = here.prices.kernel_tiles(here.gemm_and_collective()[0], "wave_group")
+    tiles = here.prices.kernel_tiles(here.pair().gemm, "wave_group")
     assert len(tiles) > 1
     for tile in tiles[:2]:
         points = latency_by_groups(here, WAVE_GROUP, like={"tile": tile, "sms": "steal"}, max_groups=2)

@@ -11,7 +11,7 @@ from overlapsim.hardware.loading import load_cluster
 from overlapsim.planner.operator import simulate
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.registry import load_strategy
-from overlapsim.workload.operators import GemmOp, gemm_then_collective
+from overlapsim.workload.operators import GemmOp, gemm_and_collective
 
 CLUSTERS = {name: load_cluster(name) for name in ("a800-sxm8", "a100-sxm8", "h100-sxm8", "b200-sxm8", "rtx4090-pcie8")}
 
@@ -28,9 +28,7 @@ CLUSTERS = {name: load_cluster(name) for name in ("a800-sxm8", "a100-sxm8", "h10
 @example("a800-sxm8", 256, 8192, 16384, 2, "all_reduce")  # the vendor splits k, over more CTAs than there are SMs
 def test_engine_time_is_the_sum_of_the_prices(cluster, m, n, k, ranks, kind) -> None:
     gemm = GemmOp(m, n, k, "fp16")
-    context = Context(
-        gemm_then_collective(gemm, kind, ranks), PriceBook(CLUSTERS[cluster], ranks, gemm=gemm, kind=kind)
-    )
+    context = Context(gemm_and_collective(gemm, kind, ranks), PriceBook(CLUSTERS[cluster], ranks, gemm=gemm, kind=kind))
     seconds = simulate(load_strategy("serial"), context, {}).duration_s
     # A wave is rounded to a picosecond, and there are at most some thousands of them.
     assert seconds == pytest.approx(context.prices.serial_s(context.graph), rel=1e-6, abs=1e-8)

@@ -17,7 +17,7 @@ from overlapsim.planner.operator import build, simulate
 from overlapsim.planner.partition import best_by_groups, solve
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.registry import load_strategy
-from overlapsim.workload.operators import GemmOp, gemm_then_collective
+from overlapsim.workload.operators import GemmOp, gemm_and_collective
 from tests.cost.published import stored_plans
 from tests.planner.published_prices import published_context, tau_s
 
@@ -87,7 +87,7 @@ def recurrence_ps(program) -> int:
 def test_program_equals_the_recurrence_to_the_picosecond(m, n, ragged, k, ranks, swizzle, seed) -> None:
     gemm = GemmOp(m * 256 + ragged, n * 128 + ragged, k, "fp16")
     context = Context(
-        gemm_then_collective(gemm, "all_reduce", ranks),
+        gemm_and_collective(gemm, "all_reduce", ranks),
         PriceBook(load_cluster("a100-sxm8"), ranks, gemm=gemm, kind="all_reduce", tile=(256, 128, 32)),
     )
     strategy = load_strategy("wave_group")
@@ -147,7 +147,7 @@ def test_wrong_groups_are_refused(groups: tuple[int, ...]) -> None:
 )
 def test_refusals(gemm: GemmOp, kind, cause: str) -> None:
     prices = PriceBook(load_cluster("rtx4090-pcie8"), 4, gemm=gemm, kind=kind)
-    answer = load_strategy("wave_group").applies_to(Context(gemm_then_collective(gemm, kind, 4), prices))
+    answer = load_strategy("wave_group").applies_to(Context(gemm_and_collective(gemm, kind, 4), prices))
     assert not answer.applies
     assert answer.reasons
     assert answer.cause == cause

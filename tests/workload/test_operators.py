@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overlapsim.errors import UsageError, WorkloadError
-from overlapsim.workload.operators import CollectiveOp, GemmOp, OperatorGraph, gemm_then_collective
+from overlapsim.workload.operators import CollectiveOp, GemmOp, OperatorGraph, gemm_and_collective
 
 
 def test_flop_and_bytes() -> None:
@@ -16,7 +16,7 @@ def test_flop_and_bytes() -> None:
 
 
 def test_collective_is_sized_by_the_output() -> None:
-    graph = gemm_then_collective(GemmOp(64, 32, 16, "fp32"), "reduce_scatter", 4)
+    graph = gemm_and_collective(GemmOp(64, 32, 16, "fp32"), "reduce_scatter", 4)
     assert graph.operators[1] == CollectiveOp("reduce_scatter", 64 * 32 * 4, 4, "fp32")
     assert graph.dependencies == ((0, 1),)
 

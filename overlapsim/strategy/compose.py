@@ -1,0 +1,256 @@
+"""Several strategies in one graph: arrange operators, hand pairs to their strategies, join all by their dependencies."""
+
+from __future__ import annotations
+
+import heapq
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from overlapsim.errors import StrategyError
+from overlapsim.strategy.base import Context, Parameters, Relation, Strategy
+from overlapsim.strategy.tasks import Placement, Site
+from overlapsim.units import ps_from_s
+from overlapsim.workload.operators import CollectiveOp, GemmOp, Operator, OperatorGraph
+
+
+class ArrangingStrategy(Strategy):
+    """A strategy that moves, merges and splits operators and puts them on streams; their kernels stay the library's.
+
+    Data-parallel buckets, prefetched parameters and delayed weight gradients
+    are of this kind.  What it returns can be arranged again by another one.
+    """
+
+    @abstractmethod
+    def arrange(self, context: Context, parameters: Parameters) -> OperatorGraph:
+        """Return the graph as it is to be issued: order, streams, merged or added operators, added dependencies.
+
+        Raises
+        ------
+        StrategyError
+            If a parameter cannot be used with this graph.
+        """
+
+    def rewrite(self, context: Context, parameters: Parameters, site: Site) -> Placement:
+        """Add the tasks of the arranged graph; the placement speaks of its positions."""
+        return lower(Context(self.arrange(context, parameters), context.prices), site)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A strategy with the parameters to use."""
+
+    strategy: Strategy
+    parameters: Parameters = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What is switched on in one graph.
+
+    Attributes
+    ----------
+    arranging : applied to the whole graph, in this order
+    pairs : by operator name and pass, which strategy takes the GEMM and its collective, in every layer
+    """
+
+    arranging: tuple[Chosen, ...] = ()
+    pairs: Mapping[tuple[str, str], Chosen] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Operators (rising positions) that one strategy rewrites together."""
+
+    operators: tuple[int, ...]
+    chosen: Chosen
+
+
+def compose(context: Context, composition: Composition, site: Site) -> tuple[OperatorGraph, Placement]:
+    """Arrange the graph, find the pairs of each strategy, and add the tasks of everything to `site`.
+
+    Returns
+    -------
+    OperatorGraph, Placement
+        The arranged graph, and where its operators went.
+
+    Raises
+    ------
+    StrategyError
+        If a chosen pair is not there, does not apply, or cannot be one piece.
+    """
+    graph = context.graph
+    for chosen in composition.arranging:
+        if not isinstance(chosen.strategy, ArrangingStrategy):
+            raise StrategyError(
+                f"{chosen.strategy.name} takes single pairs of operators; name the operators it is for instead of "
+                "switching it on for the whole graph"
+            )
+        here = Context(graph, context.prices)
+        _refuse(chosen, here)
+        graph = chosen.strategy.arrange(here, chosen.parameters)
+    arranged = Context(graph, context.prices)
+    pieces = tuple(find_pieces(graph, composition.pairs))
+    for piece in pieces:
+        _refuse(piece.chosen, Context(graph.part(piece.operators), context.prices))
+    return graph, lower(arranged, site, pieces)
+
+
+def _refuse(chosen: Chosen, context: Context) -> None:
+    chosen.strategy.check(chosen.parameters)
+    answer = chosen.strategy.applies_to(context)
+    if not answer.applies:
+        raise StrategyError(f"{chosen.strategy.name} does not apply: {'; '.join(answer.reasons)}")
+
+
+def find_pieces(graph: OperatorGraph, pairs: Mapping[tuple[str, str], Chosen]) -> Iterator[Piece]:
+    """Yield the GEMMs that `pairs` names, each with its collective: the one its strategy's relation points to.
+
+    Raises
+    ------
+    StrategyError
+        If no operator has the name, or a GEMM of the name has no such collective.
+    """
+    taken: set[int] = set()
+    for (name, pass_), chosen in pairs.items():
+        gemms = [i for i, op in enumerate(graph.operators) if _is(op, GemmOp, name, pass_)]
+        if not gemms:
+            raise StrategyError(f"{chosen.strategy.name} is chosen for {name} {pass_}; the graph has no such GEMM")
+        for gemm in gemms:
+            partner = _partner(graph, gemm, chosen.strategy.relations, taken)
+            if partner is None:
+                raise StrategyError(
+                    f"{chosen.strategy.name} is chosen for {name} {pass_}; that GEMM has no collective standing "
+                    f"{' or '.join(chosen.strategy.relations)} that is still free"
+                )
+            taken |= {gemm, partner}
+            yield Piece(tuple(sorted((gemm, partner))), chosen)
+
+
+def _is(op: Operator, kind: type[Operator], name: str, pass_: str) -> bool:
+    return isinstance(op, kind) and (op.name, op.pass_) == (name, pass_)
+
+
+def _partner(graph: OperatorGraph, gemm: int, relations: Sequence[Relation], taken: set[int]) -> int | None:
+    free = [i for i, op in enumerate(graph.operators) if isinstance(op, CollectiveOp) and i not in taken]
+    for relation in relations:
+        if relation == "after":
+            found = [i for i in free if (gemm, i) in graph.dependencies]
+        elif relation == "before":
+            found = [i for i in free if (i, gemm) in graph.dependencies]
+        else:
+            apart = _relatives(graph, gemm)
+            found = sorted((i for i in free if i not in apart), key=lambda i: abs(i - gemm))
+        if found:
+            return found[0]
+    return None
+
+
+def _relatives(graph: OperatorGraph, position: int) -> set[int]:
+    """Everything that the operator depends on, or that depends on it."""
+    up, down = {position}, {position}
+    for a, b in sorted(graph.dependencies):
+        if a in down:
+            down.add(b)
+    for a, b in sorted(graph.dependencies, key=lambda pair: -pair[1]):
+        if b in up:
+            up.add(a)
+    return up | down
+
+
+def lower(context: Context, site: Site, pieces: Sequence[Piece] = ()) -> Placement:
+    """Add the tasks of a graph: pieces through their strategies, everything else as library kernels on its stream.
+
+    Parameters
+    ----------
+    context : graph and prices
+    site : where the tasks go
+    pieces : operators that strategies take
+
+    Raises
+    ------
+    StrategyError
+        If the operators of a piece have an operator between them that needs one and is needed by another.
+    """
+    graph = context.graph
+    entries: dict[int, tuple[int, ...]] = {}
+    exits: dict[int, tuple[int, ...]] = {}
+    owner = {position: number for number, piece in enumerate(pieces) for position in piece.operators}
+    for item in _items(graph, pieces, owner):
+        number = owner.get(item[0])
+        if number is None:
+            entries[item[0]] = exits[item[0]] = (_add(context, item[0], site),)
+        else:
+            chosen = pieces[number].chosen
+            inner = chosen.strategy.rewrite(Context(graph.part(item), context.prices), chosen.parameters, site)
+            for local, position in enumerate(item):
+                entries[position], exits[position] = inner.entries[local], inner.exits[local]
+        _join(graph, item, owner, entries, exits, site)
+    return Placement(entries, exits)
+
+
+def _add(context: Context, position: int, site: Site) -> int:
+    """Add one operator as the library runs it."""
+    op, gpu, prices = context.graph.operators[position], site.gpu(), context.prices
+    stream = gpu.stream(context.graph.stream_of(position))
+    if isinstance(op, GemmOp):
+        return gpu.add_gemm(op, prices.vendor_gemm(op), stream=stream)
+    if isinstance(op, CollectiveOp):
+        return gpu.add_collective(op, sms=prices.comm_sms(op.kind) if op.ranks > 1 else 0, stream=stream)
+    return gpu.add_kernel(op, prices.kernel(op), stream=stream)
+
+
+def _join(
+    graph: OperatorGraph,
+    item: tuple[int, ...],
+    owner: Mapping[int, int],
+    entries: Mapping[int, tuple[int, ...]],
+    exits: Mapping[int, tuple[int, ...]],
+    site: Site,
+) -> None:
+    """Let the operators of `item` wait for their producers outside it."""
+    wait_ps = ps_from_s(site.prices.signal_wait_s) if site.prices.signal_wait_s > 0 else 0
+    for position in item:
+        for producer in graph.producers(position):
+            if producer in item:
+                continue
+            library = producer not in owner and position not in owner
+            if library and graph.stream_of(producer) == graph.stream_of(position):
+                continue
+            # A stream that goes on when another one's event is done starts a collective after a poll and a launch.
+            into_comm = isinstance(graph.operators[position], CollectiveOp)
+            crosses = into_comm and not isinstance(graph.operators[producer], CollectiveOp)
+            for source in exits[producer]:
+                for task in entries[position]:
+                    site.builder.add_edge(source, task, lag_ps=wait_ps if crosses else 0)
+
+
+def _items(graph: OperatorGraph, pieces: Sequence[Piece], owner: Mapping[int, int]) -> Iterator[tuple[int, ...]]:
+    """Yield operators, those of a piece together, so that producers come first; else in the order they are issued."""
+    key = [(pieces[owner[i]].operators if i in owner else (i,)) for i in range(len(graph.operators))]
+    needs: dict[tuple[int, ...], set[tuple[int, ...]]] = {item: set() for item in key}
+    for a, b in graph.dependencies:
+        if key[a] != key[b]:
+            needs[key[b]].add(key[a])
+    followers: dict[tuple[int, ...], list[tuple[int, ...]]] = {item: [] for item in needs}
+    for item, before in needs.items():
+        for other in before:
+            followers[other].append(item)
+    waiting = {item: len(before) for item, before in needs.items()}
+    ready = [(item[-1], item) for item, count in waiting.items() if not count]
+    heapq.heapify(ready)
+    done = 0
+    while ready:
+        _, item = heapq.heappop(ready)
+        done += 1
+        yield item
+        for other in followers[item]:
+            waiting[other] -= 1
+            if not waiting[other]:
+                heapq.heappush(ready, (other[-1], other))
+    if done < len(needs):
+        stuck = next(item for item, count in waiting.items() if count and len(item) > 1)
+        names = " and ".join(f"{graph.operators[i].name} {graph.operators[i].pass_}" for i in stuck)
+        raise StrategyError(
+            f"{names} cannot be one piece: an operator between them needs one and is needed by the other"
+        )
