@@ -284,13 +284,10 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         check_size("hidden", self.hidden)
-        if not 1 <= len(self.layers) <= MAX_LAYERS:
-            raise WorkloadError(f"the model has {len(self.layers)} layers; expected 1 to {MAX_LAYERS}")
+        check_num_layers(len(self.layers))
         check_size("vocabulary", self.vocabulary, low=1 if self.diffusion is None else 0)
         check_size("max_positions", self.max_positions)
-        check_size("num_mtp_layers", self.num_mtp_layers, low=0)
-        if self.num_mtp_layers > MAX_LAYERS:
-            raise WorkloadError(f"num_mtp_layers is {self.num_mtp_layers}; expected at most {MAX_LAYERS}")
+        check_size("num_mtp_layers", self.num_mtp_layers, low=0, high=MAX_LAYERS)
         check_flags(self, "tied_embeddings", "logits_bias")
         check_choice("positions", self.positions, get_args(Positions))
         check_choice("norm", self.norm, get_args(NormKind))
@@ -317,16 +314,27 @@ class ModelSpec:
         return counts
 
 
-def check_size(name: str, value: object, low: int = 1) -> None:
-    """Refuse what is not a whole number from `low` to ``MAX_DIMENSION``.
+def check_size(name: str, value: object, low: int = 1, high: int = MAX_DIMENSION) -> None:
+    """Refuse what is not a whole number from `low` to `high`.
 
     Raises
     ------
     WorkloadError
         Naming the field, the value and the range.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= MAX_DIMENSION:
-        raise WorkloadError(f"{name} is {value!r}; expected a whole number from {low} to {MAX_DIMENSION}")
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise WorkloadError(f"{name} is {shown(value)}; expected a whole number from {low} to {high}")
+
+
+def check_num_layers(value: object, name: str = "num_layers") -> None:
+    """Refuse a number of layers that no model has.
+
+    Raises
+    ------
+    WorkloadError
+        Naming the value and the range.
+    """
+    check_size(name, value, high=MAX_LAYERS)
 
 
 def check_positive(name: str, value: object) -> None:
@@ -338,7 +346,7 @@ def check_positive(name: str, value: object) -> None:
         Naming the field and the value.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < math.inf):
-        raise WorkloadError(f"{name} is {value!r}; expected a number above 0")
+        raise WorkloadError(f"{name} is {shown(value)}; expected a number above 0")
 
 
 def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -350,7 +358,7 @@ def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
         Naming the field, the value and what is allowed.
     """
     if value not in allowed:
-        raise WorkloadError(f"{name} is {value!r}; expected one of {', '.join(allowed)}")
+        raise WorkloadError(f"{name} is {shown(value)}; expected one of {', '.join(allowed)}")
 
 
 def check_flags(spec: object, *names: str) -> None:
@@ -364,7 +372,19 @@ def check_flags(spec: object, *names: str) -> None:
     for name in names:
         value = getattr(spec, name)
         if not isinstance(value, bool):
-            raise WorkloadError(f"{name} is {value!r}; expected true or false")
+            raise WorkloadError(f"{name} is {shown(value)}; expected true or false")
+
+
+def shown(value: object) -> str:
+    """Text of a given value for a message, cut where it is long.
+
+    Examples
+    --------
+    >>> shown("4096")
+    "'4096'"
+    """
+    text = f"a number of {value.bit_length()} bits" if isinstance(value, int) and abs(value) > 2**200 else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def head_dim_of(hidden: int, num_heads: int) -> int:
