@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import click
@@ -26,31 +26,40 @@ COMMANDS: Final = {
 
 
 class LazyGroup(click.Group):
-    """Imports a command's module when the command is run, not when help is shown."""
+    """Imports a command's module when the command is run, not when help is shown.
+
+    Parameters
+    ----------
+    modules : name -> (module with `command`, one line of help), in the order of the workflow
+    """
+
+    def __init__(self, *args: Any, modules: Mapping[str, tuple[str, str]] = COMMANDS, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._modules = modules
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return command names in the order of the workflow."""
-        return list(COMMANDS)
+        return list(self._modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command, or None where it is unknown."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self._modules:
             return None
-        command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        command = importlib.import_module(self._modules[cmd_name][0]).command
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in self._modules.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Name the known commands when an unknown one is called."""
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            ctx.fail(f"command {args[0]!r} is unknown; expected one of {', '.join(COMMANDS)}")
+        if args and not args[0].startswith("-") and args[0] not in self._modules:
+            ctx.fail(f"command {args[0]!r} is unknown; expected one of {', '.join(self._modules)}")
         return super().resolve_command(ctx, args)
 
 
@@ -65,10 +74,15 @@ _NO_ARGUMENTS: Final[Any] = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; errors of ours become one line on stderr and their exit code."""
+    """Run the command line."""
+    run(cli, "overlapsim", arguments)
+
+
+def run(group: click.Group, name: str, arguments: Sequence[str] | None = None) -> None:
+    """Run a group of commands; errors of ours become one line on stderr and their exit code."""
     try:
         given = None if arguments is None else list(arguments)
-        code = cli.main(args=given, prog_name="overlapsim", standalone_mode=False)
+        code = group.main(args=given, prog_name=name, standalone_mode=False)
     except OverlapSimError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
