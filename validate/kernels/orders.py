@@ -14,6 +14,7 @@ from overlapsim.validate.kernels.config import GemmConfig
 from overlapsim.cost.tiles import TileGrid
 from overlapsim.errors import StrategyError
 from overlapsim.schedule.reorder import ReorderMap, SubtileMap, SubtokenMap, TileMap, from_settings, planned_map
+from overlapsim.schedule.reorder_layout import slots_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +42,13 @@ class TileOrder:
     group_of_slot : int32, shape (tiles,)
     slab_start : int64, shape (parts, tiles), by slot
     row_part, row_index : int32, shape (m,), or None
+    aligned : all rows of tiles start at multiples of 16 elements
+
+    Raises
+    ------
+    StrategyError
+        If the tables contradict each other: tiles that are missing or twice, groups that do not add up, or addresses
+        outside the packed buffer.
     """
 
     grid: TileGrid
@@ -54,6 +62,27 @@ class TileOrder:
     slab_start: Tensor
     row_part: Tensor | None
     row_index: Tensor | None
+    aligned: bool
+
+    def __post_init__(self) -> None:
+        tiles, config = self.grid.num_tiles, self.config
+        _check_tile(config, self.grid.bm, self.grid.bn)
+        order, group = self.tile_of_slot.cpu().numpy(), self.group_of_slot.cpu().numpy()
+        slots_of(order, tiles)
+        if group.size != tiles or not np.array_equal(group, np.repeat(np.arange(self.num_groups), self.group_tiles)):
+            raise StrategyError(
+                f"groups of {list(self.group_tiles)[:20]} tiles and a group table of {group.size} slots contradict "
+                f"each other for {tiles} tiles; expected consecutive slots, each in exactly one group: a wait would "
+                "never end"
+            )
+        slab = self.slab_start.cpu().numpy()
+        by_row = self.row_part is not None and self.row_index is not None
+        if slab.ndim != 2 or slab.shape[1] != tiles or (not by_row and slab.shape[0] != 1):
+            raise StrategyError(f"slab table of shape {slab.shape}; expected one line a part and {tiles} slots")
+        if slab.min() < 0 or slab.max() >= self.packed_elements:
+            raise StrategyError(
+                f"slabs start at {slab.min()} .. {slab.max()} in a packed buffer of {self.packed_elements} elements"
+            )
 
     @classmethod
     def from_map(cls, reorder: ReorderMap, config: GemmConfig, *, rank: int = 0, device: Device = "cpu") -> TileOrder:
@@ -150,6 +179,7 @@ class TileOrder:
             slab_start=_tensor(slab, np.int64, device),
             row_part=None if part is None else _tensor(part, np.int32, device),
             row_index=None if index is None else _tensor(index, np.int32, device),
+            aligned=_aligned(slab, grid.n),
         )
 
 
@@ -167,6 +197,7 @@ class RestoreOrder:
     packed_elements : elements of the receive buffer
     row_slab, row_place : int32, shape (rows,)
     slab_start : int64, shape (slabs, tile columns)
+    aligned : all rows of tiles start at multiples of 16 elements
     """
 
     rows: int
@@ -176,6 +207,7 @@ class RestoreOrder:
     row_slab: Tensor
     row_place: Tensor
     slab_start: Tensor
+    aligned: bool
 
     @classmethod
     def from_map(cls, reorder: ReorderMap, *, rank: int = 0, device: Device = "cpu") -> RestoreOrder:
@@ -248,6 +280,7 @@ class RestoreOrder:
             row_slab=_tensor(row_slab, np.int32, device),
             row_place=_tensor(row_place, np.int32, device),
             slab_start=_tensor(slab, np.int64, device),
+            aligned=_aligned(slab, n),
         )
 
 
@@ -308,6 +341,11 @@ class ArrivalOrder:
         tile_rows = np.argsort(latest, kind="stable")
         order = tile_rows[:, None] * grid.grid_n + np.arange(grid.grid_n)
         return cls(grid, config, rows, shards, _tensor(order.ravel(), np.int32, device))
+
+
+def _aligned(slab: NDArray[Any], n: int) -> bool:
+    """Whether every row of every tile starts at a multiple of 16 elements: widths are then multiples of 16 too."""
+    return n % 16 == 0 and bool((slab % 16 == 0).all())
 
 
 def _check_tile(config: GemmConfig, bm: int, bn: int) -> None:
