@@ -85,7 +85,8 @@ def command(
 ) -> None:
     """Plan how one GEMM overlaps with the collective on its output (all_gather: on its rows, before it).
 
-    M, N and K are sizes on one rank; with all_gather M counts the gathered rows. Times take units: 2.36ms, 62us or seconds.
+    M, N and K are sizes on one rank; with all_gather M counts the gathered rows. Times take units:
+    2.36ms, 62us or seconds.
     """
     check_targets(plan=output, trace=trace, plot=plot)
     machine = load_cluster(cluster)

@@ -245,6 +245,17 @@ class Strategy(ABC):
     def settings(self, context: Context, parameters: Parameters) -> Mapping[str, Any]:
         """Return what kernels and frameworks need, in neutral terms (units in the names, no framework's spelling)."""
 
+    def degenerate(self, context: Context) -> Parameters | None:
+        """Return parameters at which nothing overlaps: with the vendor's kernels and no latency they cost as serial.
+
+        None where the strategy has no such point.
+        """
+        return None
+
+    def extra_memory_bytes(self, context: Context, parameters: Parameters) -> float:
+        """Bytes that a rank holds beyond those of serial execution: buffers, copies, flags."""
+        return 0.0
+
     def findings(self, context: Context, parameters: Parameters) -> tuple[Finding, ...]:
         """Return what was believed and not measured for this choice; none unless overridden."""
         return ()

@@ -1,4 +1,4 @@
-"""Several strategies in one graph: arrange operators, hand pairs to their strategies, join all by their dependencies."""
+"""Several strategies in one graph: arrange operators, hand pairs to their strategies, join all by dependencies."""
 
 from __future__ import annotations
 

@@ -91,6 +91,10 @@ class Chunked(Strategy):
         chunks = tuple(n for n in CHUNKS if pair.gemm.m >= n * ROW_STEP) or (2,)
         return ParameterSpace({"chunks": chunks}, screen=pipeline_s)
 
+    def degenerate(self, context: Context) -> Parameters:
+        """One piece."""
+        return {"chunks": 1}
+
     def rewrite(self, context: Context, parameters: Parameters, site: Site) -> Placement:
         """Put the GEMMs on one stream and the collectives on another; the later side of each piece waits for it."""
         pair, prices, gpu = context.pair(), context.prices, site.gpu()

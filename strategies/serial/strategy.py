@@ -42,6 +42,10 @@ class Serial(Strategy):
         """Nothing is left open."""
         return ParameterSpace()
 
+    def degenerate(self, context: Context) -> Parameters:
+        """Serial execution is its own reference."""
+        return {}
+
     def rewrite(self, context: Context, parameters: Parameters, site: Site) -> Placement:
         """Put all operators on the compute stream, in order."""
         graph = OperatorGraph(context.graph.operators, context.graph.dependencies)

@@ -99,6 +99,17 @@ class WaveGroup(Strategy):
 
         return ParameterSpace({"tile": tuple(kernels), "sms": MODES}, solve_for)
 
+    def degenerate(self, context: Context) -> Parameters:
+        """One group."""
+        gemm = context.pair().gemm
+        kernel = self._kernels(context, gemm)[0]
+        whole = (kernel.grid.num_tiles,)
+        return {"tile": kernel.tile, "swizzle": SWIZZLES[0], "sms": MODES[0], "group_tiles": whole}
+
+    def extra_memory_bytes(self, context: Context, parameters: Parameters) -> float:
+        """The reordered output is another buffer of C, with a counter for each group."""
+        return context.pair().gemm.output_bytes + 4.0 * len(parameters["group_tiles"])
+
     def rewrite(self, context: Context, parameters: Parameters, site: Site) -> Placement:
         """Gate one collective a group behind the tiles of that group, on every rank that is modelled."""
         pair = context.pair()

@@ -1,0 +1,345 @@
+"""The suite that every strategy must pass: physics, dependencies, refusals; for bundled and third-party strategies.
+
+A package tests its own strategy with::
+
+    @pytest.mark.parametrize(("check", "case"), conformance(load_strategy("mine")))
+    def test_mine(check, case):
+        check(load_strategy("mine"), case)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final, get_args
+
+import msgspec
+import numpy as np
+
+from overlapsim.cost.memory_work import MemoryOp
+from overlapsim.cost.prices import PriceBook
+from overlapsim.engine import compiled, reference
+from overlapsim.engine.timeline import Timeline
+from overlapsim.errors import StrategyError
+from overlapsim.hardware.loading import load_cluster
+from overlapsim.hardware.profile import Cluster
+from overlapsim.plan import Cause
+from overlapsim.planner.bounds import lower_bound_s
+from overlapsim.planner.candidates import propose
+from overlapsim.planner.operator import build, simulate
+from overlapsim.schedule.builder import ProgramBuilder
+from overlapsim.schedule.program import BLOCKS, FLOW
+from overlapsim.strategy.base import Context, Parameters, Relation, Strategy
+from overlapsim.strategy.compose import ArrangingStrategy, Chosen, Piece, lower
+from overlapsim.strategy.registry import load_strategy
+from overlapsim.strategy.tasks import Site
+from overlapsim.workload.operators import (
+    COMPUTE,
+    CollectiveKind,
+    CollectiveOp,
+    GemmOp,
+    KernelOp,
+    OperatorGraph,
+    gemm_and_collective,
+    independent_pair,
+)
+
+MACHINES: Final = ("a800-sxm8", "h100-sxm8", "rtx4090-pcie8")
+# Large, skinny, ragged and small; the last is under one wave of every GPU's tiles.
+SHAPES: Final = ((8192, 8192, 4096), (2048, 3584, 8192), (5000, 3000, 1700), (64, 1024, 512))
+KINDS: Final[dict[Relation, tuple[CollectiveKind, ...]]] = {
+    "after": ("all_reduce", "reduce_scatter", "all_to_all"),
+    "before": ("all_gather",),
+    "independent": ("all_gather", "reduce_scatter"),
+}
+RANKS: Final = 4
+MOST_POINTS: Final = 3
+CLOSE: Final = 1e-6
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question: a name for reports, and the context."""
+
+    name: str
+    context: Context
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+Check = Callable[[Strategy, Case], None]
+
+
+@lru_cache(maxsize=16)
+def _cluster(name: str) -> Cluster:
+    return load_cluster(name)
+
+
+def cases(strategy: Strategy) -> Iterator[Case]:
+    """Yield the questions for a strategy: layers for one that arranges graphs, pairs in its relations for others."""
+    if isinstance(strategy, ArrangingStrategy):
+        from overlapsim.testing.layers import training_layers
+
+        for machine in MACHINES[:2]:
+            graph = training_layers()
+            yield Case(f"{machine}-layers", Context(graph, PriceBook(_cluster(machine), RANKS)))
+        return
+    for machine, (m, n, k), relation in itertools.product(MACHINES, SHAPES, strategy.relations):
+        for kind in KINDS[relation]:
+            gemm = GemmOp(m, n, k)
+            prices = PriceBook(_cluster(machine), RANKS, gemm=gemm, kind=kind)
+            graph = (
+                independent_pair(gemm, kind, RANKS, float(gemm.output_bytes))
+                if relation == "independent"
+                else gemm_and_collective(gemm, kind, RANKS)
+            )
+            yield Case(f"{machine}-{kind}-{relation}-{m}x{n}x{k}", Context(graph, prices))
+
+
+def conformance(strategy: Strategy) -> list[tuple[Check, Case]]:
+    """Every check with every case, for ``pytest.mark.parametrize``."""
+    return [(check, case) for check in CHECKS for case in cases(strategy)]
+
+
+def points(strategy: Strategy, context: Context) -> list[Parameters]:
+    """The first few parameters that the strategy proposes; none where it does not apply."""
+    if not strategy.applies_to(context).applies:
+        return []
+    return [p.parameters for p in itertools.islice(propose(strategy.parameters(context)), MOST_POINTS)]
+
+
+def check_refuses_with_reasons(strategy: Strategy, case: Case) -> None:
+    """It applies, or says why not with a known cause; unknown and mistyped parameters are refused by name."""
+    answer = strategy.applies_to(case.context)
+    assert answer.cause in get_args(Cause)
+    assert answer.applies != bool(answer.reasons), f"{answer}: reasons go with refusals"
+    assert all(reason.strip() for reason in answer.reasons)
+    for wrong in ({"no_such_parameter": 1}, *_mistyped(strategy, case.context)):
+        try:
+            strategy.check(wrong)
+        except StrategyError as error:
+            assert strategy.name in str(error)
+        else:
+            raise AssertionError(f"{strategy.name} accepts parameters {wrong}")
+
+
+def _mistyped(strategy: Strategy, context: Context) -> Iterator[Parameters]:
+    for parameters in points(strategy, context)[:1]:
+        for key in parameters:
+            yield {**parameters, key: object}
+
+
+def check_deterministic(strategy: Strategy, case: Case) -> None:
+    """The same question gives the same proposals and the same program."""
+    again = replace(case.context, prices=replace(case.context.prices, models={}))
+    assert points(strategy, case.context) == points(strategy, again)
+    for parameters in points(strategy, case.context):
+        first, second = build(strategy, case.context, parameters), build(strategy, again, parameters)
+        assert first == second and hash(first) == hash(second)
+
+
+def check_bounds(strategy: Strategy, case: Case) -> None:
+    """Never faster than the hardware allows, contention on or off; contention never gains."""
+    bound = lower_bound_s(case.context.graph, case.context.prices.cluster)
+    for parameters in points(strategy, case.context):
+        alone = simulate(strategy, case.context, parameters, contention=False).duration_s
+        assert alone >= bound * (1 - CLOSE), f"{parameters}: {alone} s is below {bound} s"
+        assert simulate(strategy, case.context, parameters).duration_s >= bound * (1 - CLOSE)
+
+
+def check_engines_agree(strategy: Strategy, case: Case) -> None:
+    """Reference and compiled engine give the same instants."""
+    for parameters in points(strategy, case.context)[:1]:
+        program = build(strategy, case.context, parameters)
+        if program.units.sum() <= _MOST_UNITS:
+            assert reference.run(program).same_instants(compiled.run(program))
+
+
+# The reference engine runs one process a CTA.
+_MOST_UNITS: Final = 3000
+
+
+def check_work_conserved(strategy: Strategy, case: Case) -> None:
+    """SM time covers the FLOP at the peak; links carry what the collective must move, and no more than a ring does."""
+    graph, prices = case.context.graph, case.context.prices
+    device = prices.cluster.device
+    flop_s = sum(op.flop / device.peak(op.dtype, op.accumulate) for op in graph.of_type(GemmOp))
+    serial = build(load_strategy("serial"), case.context, {})
+    wanted = _wire_bytes(serial)
+    for parameters in points(strategy, case.context):
+        program = build(strategy, case.context, parameters)
+        blocks = program.kind == BLOCKS
+        sm_s = float(np.sum(program.units[blocks] * program.unit_ps[blocks])) / 1e12
+        assert sm_s >= flop_s * device.num_sms * (1 - CLOSE), f"{parameters}: work is missing"
+        moved = _wire_bytes(program)
+        for kind, amount in wanted.items():
+            # A switch that multicasts or reduces, or another algorithm, may halve what a GPU sends; none moves more.
+            assert 0.45 * amount <= moved.get(kind, 0.0) <= amount * _MOST_BYTES, (
+                f"{parameters}: {kind} carries {moved.get(kind, 0.0)} bytes where serial execution moves {amount}"
+            )
+
+
+# Ragged pieces are rounded up to whole tiles; an all-reduce split in two collectives rounds twice.
+_MOST_BYTES: Final = 1.10
+
+
+def _wire_bytes(program: Any) -> dict[str, float]:
+    """Bytes by the kind of own link that device 0 sends on."""
+    amounts: dict[str, float] = {}
+    per_task = np.repeat(program.units, np.diff(program.demand_ptr)) * program.demand_amount
+    for resource, amount in zip(program.demand_resource, per_task, strict=True):
+        name = program.resource_name[resource]
+        if name in ("nvlink_out[0]", "pcie_up[0]"):
+            amounts[name] = amounts.get(name, 0.0) + float(amount)
+    return amounts
+
+
+def check_dependencies(strategy: Strategy, case: Case) -> None:
+    """Nothing is sent before it is computed, and nothing is computed from what has not arrived."""
+    if isinstance(strategy, ArrangingStrategy):
+        _check_arranged(strategy, case)
+        return
+    pair = case.context.pair()
+    if pair.relation == "independent":
+        return
+    for parameters in points(strategy, case.context):
+        timeline = simulate(strategy, case.context, parameters, contention=False, record=True)
+        p = timeline.program
+        work, flows = _gemm_tasks(timeline), np.flatnonzero(p.kind == FLOW)
+        computed_s, arrived_s = timeline.t_end[work].max(), timeline.t_end[flows].max()
+        if pair.relation == "after":
+            assert arrived_s >= computed_s, f"{parameters}: communication ends before the last tile is written"
+        else:
+            assert computed_s >= arrived_s, f"{parameters}: the GEMM ends before the last rows are there"
+        _check_progress(timeline, work, flows, pair.relation, pair.collective.ranks)
+
+
+def _gemm_tasks(timeline: Timeline) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Compute tasks that do the multiplication: those with most of the SM time (waiters and adds are short)."""
+    p = timeline.program
+    blocks = np.flatnonzero((p.kind == BLOCKS) & (p.units > 1))
+    return blocks
+
+
+def _check_progress(timeline: Timeline, work: Any, flows: Any, relation: Relation, ranks: int) -> None:
+    """At the start of every transfer (or piece of work) enough of the other side is done."""
+    p, cohorts = timeline.program, timeline.cohorts
+    assert cohorts is not None
+    is_work = np.isin(cohorts.task, work)
+    work_ps = p.unit_ps[cohorts.task[is_work]] * cohorts.units[is_work]
+    total = float(work_ps.sum())
+    size = np.repeat(np.arange(p.num_tasks), np.diff(p.demand_ptr))
+    sent = np.zeros(p.num_tasks)
+    linked = ~np.char.startswith(np.asarray(p.resource_name)[p.demand_resource].astype(str), "hbm")
+    np.add.at(sent, size[linked], p.demand_amount[linked])
+    is_flow = np.isin(cohorts.task, flows)
+    bytes_ = sent[cohorts.task[is_flow]] * cohorts.units[is_flow]
+    if not bytes_.sum():
+        return
+    share = bytes_ / bytes_.sum() * (ranks - 1) / ranks
+    ends, starts = cohorts.end_ps, cohorts.start_ps
+    if relation == "after":
+        for at, done in zip(starts[is_flow], np.cumsum(share), strict=True):
+            finished = work_ps[ends[is_work] <= at].sum() / total
+            assert done <= finished + _SLACK, f"at {at} ps {done:.3f} of the output is sent and {finished:.3f} computed"
+        return
+    # Rows of this rank need no transfer.
+    for at, done in zip(starts[is_work], np.cumsum(work_ps) / total, strict=True):
+        there = 1 / ranks + share[ends[is_flow] <= at].sum()
+        # The cohort that starts now works on rows that are there.
+        before = done - work_ps.max() / total
+        assert before <= there + _SLACK, f"at {at} ps {done:.3f} of the work runs and {there:.3f} of the rows are there"
+
+
+# Ragged last pieces: fewer bytes than their share of the tiles, and the other way round.
+_SLACK: Final = 0.06
+
+
+def _check_arranged(strategy: ArrangingStrategy, case: Case) -> None:
+    """Compute operators are all kept, and each still comes after everything it was computed from."""
+    before = case.context.graph
+    for parameters in points(strategy, case.context):
+        after = strategy.arrange(case.context, parameters)
+        kept = [op for op in after.operators if not isinstance(op, CollectiveOp)]
+        old = [op for op in before.operators if not isinstance(op, CollectiveOp)]
+        assert sorted(map(repr, kept)) == sorted(map(repr, old)), f"{parameters}: compute operators were lost or added"
+        timeline = simulate(strategy, case.context, parameters)
+        assert timeline.complete
+
+
+def check_degenerate_is_serial(strategy: Strategy, case: Case) -> None:
+    """Where nothing overlaps, it takes the serial time (vendor kernels, no latency)."""
+    prices = case.context.prices.with_vendor_kernels().without_latency()
+    context = replace(case.context, prices=prices)
+    if not strategy.applies_to(context).applies:
+        return
+    parameters = strategy.degenerate(context)
+    if parameters is None:
+        return
+    seconds = simulate(strategy, context, parameters, contention=False).duration_s
+    serial = simulate(load_strategy("serial"), context, {}, contention=False).duration_s
+    assert abs(seconds - serial) <= CLOSE * serial, f"{parameters}: {seconds} s, serial {serial} s"
+
+
+def check_settings(strategy: Strategy, case: Case) -> None:
+    """Settings and parameters survive a plan file; memory is a finite amount."""
+    for parameters in points(strategy, case.context):
+        strategy.check(msgspec.json.decode(msgspec.json.encode(parameters)))
+        settings = strategy.settings(case.context, parameters)
+        plain = msgspec.json.decode(msgspec.json.encode(settings))
+        assert plain and all(isinstance(key, str) for key in plain)
+        extra = strategy.extra_memory_bytes(case.context, parameters)
+        assert 0 <= extra < float("inf")
+        assert all(f.code and f.message for f in strategy.findings(case.context, parameters))
+
+
+def check_composed(strategy: Strategy, case: Case) -> None:
+    """Between two other kernels it waits for the first, is waited for by the second, and never holds too many SMs."""
+    if isinstance(strategy, ArrangingStrategy):
+        return
+    pair = case.context.pair()
+    norm = KernelOp(MemoryOp("rmsnorm", 1024, 4096), "mlp.norm")
+    first, second = case.context.graph.operators
+    inner = tuple((a + 1, b + 1) for a, b in case.context.graph.dependencies)
+    heads = ((0, 1), (0, 2)) if pair.relation == "independent" else ((0, 1),)
+    # On a stream of their own: only the placement can order the others against them.
+    streams = ("compute side", COMPUTE, COMPUTE, "compute side")
+    graph = OperatorGraph((norm, first, second, norm), tuple(sorted((*inner, *heads, (1, 3), (2, 3)))), streams)
+    for parameters in points(strategy, case.context)[:2]:
+        builder = ProgramBuilder()
+        context = Context(graph, case.context.prices)
+        placed = lower(context, Site(builder, context.prices), (Piece((1, 2), Chosen(strategy, parameters)),))
+        timeline = compiled.run(builder.freeze(), record=True)
+        assert timeline.complete, f"{parameters}: deadlock beside other kernels"
+        assert all(placed.entries[i] and placed.exits[i] for i in range(4))
+        (head,), (tail,) = placed.exits[0], placed.entries[3]
+        mine = np.setdiff1d(np.arange(timeline.program.num_tasks), [head, tail])
+        assert timeline.t_start[mine].min() >= timeline.t_end[head], f"{parameters}: starts before its input is there"
+        assert timeline.t_start[tail] >= timeline.t_end[mine].max(), f"{parameters}: is not waited for"
+        _check_sm_budget(timeline)
+
+
+def _check_sm_budget(timeline: Timeline) -> None:
+    """SMs that are held at once never exceed the pool's."""
+    p = timeline.program
+    for pool, num_sms in enumerate(p.pool_num_sms):
+        flows = np.flatnonzero((p.kind == FLOW) & (p.pool == pool))
+        for at in timeline.t_resident[flows]:
+            held = p.sm[flows][(timeline.t_resident[flows] <= at) & (timeline.t_end[flows] > at)].sum()
+            assert held <= num_sms, f"communication holds {held} of {num_sms} SMs"
+
+
+CHECKS: Final[tuple[Check, ...]] = (
+    check_refuses_with_reasons,
+    check_deterministic,
+    check_bounds,
+    check_engines_agree,
+    check_work_conserved,
+    check_dependencies,
+    check_degenerate_is_serial,
+    check_settings,
+    check_composed,
+)
