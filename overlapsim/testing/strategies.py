@@ -18,7 +18,6 @@ from typing import Any, Final, get_args
 import msgspec
 import numpy as np
 
-from overlapsim.cost.memory_work import MemoryOp
 from overlapsim.cost.prices import PriceBook
 from overlapsim.engine import compiled, reference
 from overlapsim.engine.timeline import Timeline
@@ -40,7 +39,6 @@ from overlapsim.workload.operators import (
     CollectiveKind,
     CollectiveOp,
     GemmOp,
-    KernelOp,
     OperatorGraph,
     gemm_and_collective,
     independent_pair,
@@ -297,17 +295,17 @@ def check_settings(strategy: Strategy, case: Case) -> None:
 
 
 def check_composed(strategy: Strategy, case: Case) -> None:
-    """Between two other kernels it waits for the first, is waited for by the second, and never holds too many SMs."""
+    """Between two other operators it waits for the first, is waited for by the second, and never holds too many SMs."""
     if isinstance(strategy, ArrangingStrategy):
         return
     pair = case.context.pair()
-    norm = KernelOp(MemoryOp("rmsnorm", 1024, 4096), "mlp.norm")
+    # Few SMs and a stream of its own: only the placement can order the others against it.
+    side = CollectiveOp("broadcast", 2.0**20, RANKS, name="mlp.norm")
     first, second = case.context.graph.operators
     inner = tuple((a + 1, b + 1) for a, b in case.context.graph.dependencies)
     heads = ((0, 1), (0, 2)) if pair.relation == "independent" else ((0, 1),)
-    # On a stream of their own: only the placement can order the others against them.
-    streams = ("compute side", COMPUTE, COMPUTE, "compute side")
-    graph = OperatorGraph((norm, first, second, norm), tuple(sorted((*inner, *heads, (1, 3), (2, 3)))), streams)
+    streams = ("side", COMPUTE, COMPUTE, "side")
+    graph = OperatorGraph((side, first, second, side), tuple(sorted((*inner, *heads, (1, 3), (2, 3)))), streams)
     for parameters in points(strategy, case.context)[:2]:
         builder = ProgramBuilder()
         context = Context(graph, case.context.prices)
