@@ -17,12 +17,12 @@ from overlapsim.accuracy.suite import Row, Suite, score
 from overlapsim.calibration.operator_models import group_works
 from overlapsim.calibration.operator_rows import Work
 from overlapsim.calibration.operator_tables import TableRow, from_seconds, parse_rows, to_seconds
-from overlapsim.cost.attention_work import AttentionOp
 from overlapsim.cost.priced import fit_findings
 from overlapsim.errors import CalibrationError
 from overlapsim.hardware.loading import load_device
 from overlapsim.hardware.profile import DeviceSpec
 from overlapsim.plan import Finding
+from overlapsim.workload.attention import AttentionOp
 
 SUITE: Final = "operators"
 LARGE_TABLE: Final = 40

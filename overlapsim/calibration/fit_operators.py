@@ -12,10 +12,10 @@ from scipy.optimize import least_squares
 from overlapsim.calibration.operator_models import WorkGroup, group_works
 from overlapsim.calibration.operator_rows import Work
 from overlapsim.cost import attention, grouped_fit, memory_bound
-from overlapsim.cost.memory_work import MemoryOp
 from overlapsim.cost.priced import REGIMES, regimes
 from overlapsim.errors import CalibrationError
 from overlapsim.hardware.profile import DeviceSpec, Fit, Source
+from overlapsim.workload.memory_bound import MemoryOp
 
 FloatArray = NDArray[np.float64]
 Model = Callable[[Mapping[str, float]], FloatArray]
@@ -158,7 +158,7 @@ def fit_device_memory(
     Parameters
     ----------
     device : what they were measured on
-    op : one of `overlapsim.cost.memory_work.MEMORY_KINDS`
+    op : one of `overlapsim.workload.memory_bound.MEMORY_KINDS`
     rows, columns : grids, arrays of one length
     dtype, pass_ : of all of them
     time_s : one time each, seconds

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from overlapsim.calibration.operator_rows import UNFUSED, LinearOp, Work
 from overlapsim.cost import attention, grouped_fit, memory_bound
-from overlapsim.cost.attention_work import AttentionOp, AttentionShapes
 from overlapsim.cost.grouped_fit import GroupedShapes
-from overlapsim.cost.memory_work import MemoryOp, memory_bytes, traffic_of
 from overlapsim.cost.priced import Priced
 from overlapsim.cost.unfused_attention import unfused_prices
 from overlapsim.hardware.profile import DeviceSpec
+from overlapsim.workload.attention import AttentionOp, AttentionShapes
+from overlapsim.workload.memory_bound import MemoryOp, memory_bytes, traffic_of
 
 FloatArray = NDArray[np.float64]
 

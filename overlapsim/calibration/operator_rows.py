@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from overlapsim.cost.attention_work import AttentionOp
-from overlapsim.cost.memory_work import MemoryOp
+from overlapsim.workload.attention import AttentionOp
+from overlapsim.workload.memory_bound import MemoryOp
 
 Columns = Mapping[str, str]
 # Key heads of models whose tables do not say: those with fewer than query heads (grouped queries).

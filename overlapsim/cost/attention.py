@@ -8,12 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from overlapsim.cost.attention_work import AttentionOp, AttentionShapes, FloatArray
 from overlapsim.cost.base import Cost
 from overlapsim.cost.priced import Priced, checked_sms, cost_of, find_fit, fit_findings, inside, priced, prior_fit
 from overlapsim.errors import UsageError
 from overlapsim.hardware.profile import DeviceSpec, Fit
 from overlapsim.plan import Finding
+from overlapsim.workload.attention import AttentionOp, AttentionShapes, FloatArray
 
 FAMILY: Final = "attention"
 PREFILL_PARAMETERS: Final = (

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from overlapsim.cost.attention import attention_cost
-from overlapsim.cost.attention_work import AttentionOp
 from overlapsim.cost.base import MEASURED, Cost, Demand, hbm_name, hbm_rate
 from overlapsim.cost.grouped import grouped_gemm_cost
 from overlapsim.cost.memory_bound import memory_cost
-from overlapsim.cost.memory_work import MemoryOp
 from overlapsim.errors import WorkloadError
 from overlapsim.hardware.profile import DeviceSpec, Source
+from overlapsim.workload.attention import AttentionOp
+from overlapsim.workload.memory_bound import MemoryOp
 from overlapsim.workload.operators import GroupedGemmOp, TimedWork, Work
 
 

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from overlapsim.cost.base import Cost
-from overlapsim.cost.memory_work import FITTED_LIKE, FloatArray, MemoryOp, memory_bytes, traffic_of
 from overlapsim.cost.priced import Priced, checked_sms, cost_of, find_fit, fit_findings, inside, priced, prior_fit
 from overlapsim.hardware.profile import DeviceSpec, Fit
 from overlapsim.plan import Finding
+from overlapsim.workload.memory_bound import FITTED_LIKE, FloatArray, MemoryOp, memory_bytes, traffic_of
 
 FAMILY: Final = "memory"
 PARAMETERS: Final = ("floor_s", "column_s", "hbm_efficiency", "l2_efficiency", "row_s", "norm")

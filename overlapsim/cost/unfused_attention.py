@@ -9,12 +9,12 @@ from typing import Final
 import numpy as np
 
 from overlapsim.cost.attention import FAMILY
-from overlapsim.cost.attention_work import AttentionOp, AttentionShapes, FloatArray
 from overlapsim.cost.base import Cost
 from overlapsim.cost.memory_bound import memory_cost, memory_prices
-from overlapsim.cost.memory_work import MemoryOp
 from overlapsim.cost.priced import Priced, checked_sms, cost_of, find_fit, priced, prior_fit
 from overlapsim.hardware.profile import DeviceSpec, Fit
+from overlapsim.workload.attention import AttentionOp, AttentionShapes, FloatArray
+from overlapsim.workload.memory_bound import MemoryOp
 
 PARAMETERS: Final = ("tensor_efficiency", "hbm_efficiency", "shorter", "floor_s")
 # 180 of 312 TFLOP/s reproduce published training steps on A100, which are insensitive to it; the shorter of compute

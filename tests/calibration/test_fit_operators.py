@@ -7,13 +7,13 @@ from overlapsim.calibration.fit_files import fit_text
 from overlapsim.calibration.fit_operators import adopt, fit_device_memory, fit_works
 from overlapsim.calibration.operator_rows import LinearOp, Work
 from overlapsim.cost.attention import DECODE_PRIOR, PREFILL_PRIOR
-from overlapsim.cost.attention_work import AttentionOp
 from overlapsim.cost.memory_bound import PRIOR, memory_seconds
 from overlapsim.errors import CalibrationError, WorkloadError
 from overlapsim.hardware.documents import parse_document
 from overlapsim.hardware.fits import read_fits
 from overlapsim.hardware.loading import load_device
 from overlapsim.hardware.profile import Fit, Source
+from overlapsim.workload.attention import AttentionOp
 
 DEVICE = dataclasses.replace(load_device("h100-sxm5-80gb"), fits={})
 SOURCE = Source("measured", "made up")

@@ -2,9 +2,9 @@ import pytest
 
 from overlapsim.calibration.operator_rows import LinearOp
 from overlapsim.calibration.operator_tables import from_seconds, parse_rows, parse_table, to_seconds
-from overlapsim.cost.attention_work import AttentionOp
-from overlapsim.cost.memory_work import MemoryOp
 from overlapsim.errors import CalibrationError
+from overlapsim.workload.attention import AttentionOp
+from overlapsim.workload.memory_bound import MemoryOp
 
 
 def work(id_, value="10", unit="us"):

@@ -14,10 +14,10 @@ from overlapsim.cost.attention import (
     fit_keys,
     lower_bound_s,
 )
-from overlapsim.cost.attention_work import AttentionOp, AttentionShapes
 from overlapsim.cost.unfused_attention import unfused_attention_costs
 from overlapsim.errors import StrategyError, UsageError, WorkloadError
 from overlapsim.hardware.loading import load_device
+from overlapsim.workload.attention import AttentionOp, AttentionShapes
 
 DEVICES = {
     name: load_device(name) for name in ("a100-sxm4-80gb", "h100-sxm5-80gb", "b200-sxm-180gb", "h20-sxm-96gb", "l40s")

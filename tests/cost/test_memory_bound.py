@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapsim.cost.memory_bound import memory_cost, memory_findings, memory_prices, memory_seconds
-from overlapsim.cost.memory_work import MEMORY_KINDS, TRAFFIC, MemoryOp, memory_bytes, traffic_of
 from overlapsim.errors import StrategyError, WorkloadError
 from overlapsim.hardware.loading import load_device
 from overlapsim.hardware.profile import Fit, Source
+from overlapsim.workload.memory_bound import MEMORY_KINDS, TRAFFIC, MemoryOp, memory_bytes, traffic_of
 
 A100, H100 = load_device("a100-sxm4-80gb"), load_device("h100-sxm5-80gb")
 devices = st.sampled_from([A100, H100, load_device("rtx-4090"), replace(H100, fits={})])
