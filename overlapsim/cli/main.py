@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "compare": ("overlapsim.cli.compare", "Hold a measured file against the prediction."),
     "accuracy": ("overlapsim.cli.accuracy", "Score predictions against measurements, by group and regime."),
     "profiles": ("overlapsim.cli.profiles", "List, show and check hardware profiles."),
+    "models": ("overlapsim.cli.models", "List and show models: parameters and FLOP of presets and config.json files."),
     "strategies": ("overlapsim.cli.strategies", "List and show overlap strategies."),
 }
 

@@ -88,8 +88,8 @@ def local_heads(attention: Attention, tp: int, *, pad: bool = False) -> LocalHea
     divides = heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0)
     if not divides and not pad:
         raise LayoutError(
-            f"{heads} query heads and {kv_heads} key and value heads on {tp} tensor-parallel ranks; expected ranks that "
-            "divide both, or divide the query heads and are a multiple of the others; choose another tp, or pad"
+            f"{heads} query heads and {kv_heads} key and value heads on {tp} tensor-parallel ranks; expected ranks "
+            "that divide both, or divide the query heads and are a multiple of the others; choose another tp, or pad"
         )
     if tp <= kv_heads:
         per_rank = math.ceil(kv_heads / tp)
