@@ -22,6 +22,37 @@ Parameters = Mapping[str, Any]
 Float = npt.NDArray[np.float64]
 Relation = Literal["after", "before", "independent"]
 """Where the collective of a pair stands: on the GEMM's output, on its input, or needing nothing of it."""
+Trait = Literal[
+    "tensor_parallel",  # hides collectives of a tensor-parallel group
+    "split_gemm",  # cuts a GEMM into launches, each with its share of the collective
+    "bulk",  # a whole collective beside a whole GEMM that needs nothing of it
+    "whole_gemm",  # one GEMM launch whose tiles or waves are sent as they are done
+    "two_batch",  # two micro-batches in turn, one computing while the other communicates
+    "shared_expert",  # the experts that all tokens take beside dispatch and combine
+    "expert_pair",  # forward of one micro-batch with the backward of another hides expert exchanges
+    "bidirectional",  # micro-batches enter the pipeline from both ends
+    "pipeline_p2p",  # activations between stages beside compute
+    "wgrad_delay",  # weight gradients computed later than they could be
+    "data_parallel",  # gradients reduced beside the backward
+    "sharded_parameters",  # parameters gathered before use and dropped after it
+]
+Need = Literal[
+    "tensor_parallel",
+    "sequence_parallel",
+    "data_parallel",
+    "expert_parallel",
+    "pipeline",
+    "interleaved",
+    "interleaved_if_pipelined",
+    "two_stages_a_rank",
+    "micro_batches_twice_the_stages",
+    "weight_gradients",
+    "no_full_recompute",
+    "no_moe_recompute",
+    "one_queue_before_blackwell",
+    "many_queues",
+    "direct_dispatch",
+]
 
 
 @dataclass(frozen=True)
@@ -196,6 +227,12 @@ class Strategy(ABC):
     """Where the collective may stand in a pair that the strategy takes."""
     own_kernel: ClassVar[bool] = False
     """True where the GEMM is a kernel of the strategy's own, with a time of its own (``--kernel-time``)."""
+    traits: ClassVar[frozenset[Trait]] = frozenset()
+    """What it is, for rules on what goes together (``strategy/compatibility.py``)."""
+    needs: ClassVar[tuple[Need, ...]] = ()
+    """What it needs of the run: each is a rule of ``strategy/compatibility.py``."""
+    excludes: ClassVar[frozenset[Trait]] = frozenset()
+    """What others must not be to be combined with it."""
 
     parameter_type: ClassVar[type]
     """A dataclass with one typed field per parameter: what plan files are checked against."""

@@ -44,6 +44,7 @@ class Chunked(Strategy):
 
     name = "chunked"
     relations = ("after", "before")
+    traits = frozenset({"split_gemm"})
     parameter_type = ChunkedParameters
     info = StrategyInfo(
         summary="vendor GEMM in n pieces by rows, one library collective per piece",

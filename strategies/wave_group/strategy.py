@@ -51,6 +51,7 @@ class WaveGroup(Strategy):
     """One signalled GEMM; each group of consecutive waves is one contiguous buffer and one collective."""
 
     name = "wave_group"
+    traits = frozenset({"whole_gemm"})
     parameter_type = WaveGroupParameters
     own_kernel = True
     info = StrategyInfo(
