@@ -28,7 +28,11 @@ OPERATOR_NAMES: Final = frozenset(
     }
 )
 """Names on which plans, configs, records and reports join; ``gemm`` is a GEMM given without a model."""
-OPERATOR_PREFIXES: Final = ("moe.shared.", "optim.", "grad.")
+STEP_PREFIXES: Final = ("grad.", "param.", "pipe.")
+"""Collectives of a whole step, told apart from those inside a layer: gradients summed over data-parallel ranks
+(``grad.attn.qkv``), parameters gathered from their shards (``param.attn.qkv``), and activations or their gradients
+between pipeline stages (``pipe.recv``, ``pipe.send``)."""
+OPERATOR_PREFIXES: Final = ("moe.shared.", "optim.", *STEP_PREFIXES)
 # A product of two sizes must stay far below 2^62; the largest published GEMM dimension is below 2^20.
 MAX_DIMENSION: Final = 2**31 - 1
 
@@ -90,6 +94,8 @@ class CollectiveOp:
     name, pass_ : of the operator it serves
     rank_rows : rows that each rank brings where routing is unbalanced (all_to_all); empty where all bring the same.
         `size_bytes` is then that of the rank with the most rows
+    group : kind of ranks it joins (``tp``, ``ep``, ``dp`` ...), by which a layout places them on the machine;
+        empty: consecutive ranks
     """
 
     kind: CollectiveKind
@@ -99,6 +105,7 @@ class CollectiveOp:
     name: str = "gemm"
     pass_: str = "fwd"
     rank_rows: tuple[int, ...] = ()
+    group: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in COLLECTIVES:
@@ -206,11 +213,13 @@ class OperatorGraph:
     operators : the order is what a host issues and what operators of one stream run in
     dependencies : (producer, consumer) positions, rising
     streams : name of each operator's stream; empty puts all on ``compute``
+    memory : bytes that each operator allocates at its start and frees at its end; empty where nobody counts
     """
 
     operators: tuple[Operator, ...]
     dependencies: tuple[tuple[int, int], ...] = ()
     streams: tuple[str, ...] = ()
+    memory: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.operators)
@@ -219,6 +228,8 @@ class OperatorGraph:
                 raise WorkloadError(f"dependency ({src}, {dst}) does not rise within {count} operators")
         if self.streams and len(self.streams) != count:
             raise WorkloadError(f"{len(self.streams)} streams for {count} operators; expected one each, or none")
+        if self.memory and len(self.memory) != count:
+            raise WorkloadError(f"{len(self.memory)} memory amounts for {count} operators; expected one each, or none")
 
     def of_type(self, kind: type[SomeOperator]) -> Iterator[SomeOperator]:
         """Operators of one type, in order."""
@@ -236,8 +247,12 @@ class OperatorGraph:
         """The operators at rising `positions` with the dependencies among them."""
         new = {old: number for number, old in enumerate(positions)}
         inner = tuple((new[a], new[b]) for a, b in self.dependencies if a in new and b in new)
-        streams = tuple(self.streams[old] for old in positions) if self.streams else ()
-        return OperatorGraph(tuple(self.operators[old] for old in positions), inner, streams)
+        return OperatorGraph(
+            tuple(self.operators[old] for old in positions),
+            inner,
+            tuple(self.streams[old] for old in positions) if self.streams else (),
+            tuple(self.memory[old] for old in positions) if self.memory else (),
+        )
 
     def reordered(self, order: Sequence[int]) -> OperatorGraph:
         """The same operators issued in another order: `order` lists the old positions.
@@ -251,8 +266,12 @@ class OperatorGraph:
             raise WorkloadError(f"an order of {len(order)} positions is no permutation of {len(self.operators)}")
         new = {old: number for number, old in enumerate(order)}
         moved = tuple(sorted((new[a], new[b]) for a, b in self.dependencies))
-        streams = tuple(self.streams[old] for old in order) if self.streams else ()
-        return OperatorGraph(tuple(self.operators[old] for old in order), moved, streams)
+        return OperatorGraph(
+            tuple(self.operators[old] for old in order),
+            moved,
+            tuple(self.streams[old] for old in order) if self.streams else (),
+            tuple(self.memory[old] for old in order) if self.memory else (),
+        )
 
 
 def check_name(name: str, pass_: str) -> None:
