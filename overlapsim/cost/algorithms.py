@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Final
 
+from overlapsim.cost.copy_engine import KINDS, NVLINK_SHARE
 from overlapsim.errors import UsageError
 from overlapsim.hardware.profile import Cluster
 from overlapsim.hardware.topology import egress, ingress, route
@@ -64,7 +65,7 @@ CATALOGUE: Final[Mapping[str, Algorithm]] = {
         Algorithm("nvls_tree", "NVLSTree", _REDUCING, False, True, {"": 16, "blackwell": 32}, 0.67, 4),
         Algorithm("collnet", "CollNet (SHARP)", _REDUCING | _SHARDS, False, True, {"": 16}, 0.80),
         Algorithm("pat", "PAT", _SHARDS, False, True, {"": 16}, 0.60),
-        Algorithm("copy_engine", "copy engines", frozenset({"all_gather", "all_to_all"}), True, False, {"": 0}, 0.85),
+        Algorithm("copy_engine", "copy engines", frozenset(KINDS), True, False, {"": 0}, NVLINK_SHARE.typical),
         Algorithm("one_shot", "one-shot all-reduce", _REDUCING, True, False, {"": 36}, 0.70),
         Algorithm("two_shot", "two-shot all-reduce", _REDUCING, True, False, {"": 36}, 0.70),
         Algorithm("pairwise", "pairwise", frozenset({"all_to_all", "send_recv"}), True, True, {"": 16}, 0.70),
@@ -155,7 +156,7 @@ def wire_bytes(
     if not (spec.one_node if len(nodes) == 1 else spec.many_nodes):
         place = "one node" if len(nodes) == 1 else "several nodes"
         raise UsageError(f"{spec.title} does not run on {place}; choose another algorithm or other ranks")
-    if algorithm == "ring" or (algorithm == "pairwise" and kind == "send_recv"):
+    if algorithm == "ring" or (algorithm in ("pairwise", "copy_engine") and kind == "send_recv"):
         return ring_wire_bytes(cluster, devices, kind, size_bytes)
     if algorithm in ("nvls", "nvls_tree") and cluster.node.scale_up != "nvswitch":
         raise UsageError(f"{spec.title} needs an NVSwitch; {cluster.node.name} has {cluster.node.scale_up}")

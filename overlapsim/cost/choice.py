@@ -11,6 +11,7 @@ import numpy as np
 
 from overlapsim.cost.algorithms import algorithms_for, checked_algorithm, wire_bytes
 from overlapsim.cost.collective import CollectiveModel, num_nodes
+from overlapsim.cost.copy_engine import copy_engine_seconds
 from overlapsim.cost.fitted import fabric_model, latency_constants, one_node_model
 from overlapsim.cost.structural import BRANCHES, PAIR_KINDS
 from overlapsim.cost.tuner import FloatArray, TunerMachine, library_choice, num_steps
@@ -129,6 +130,8 @@ def algorithm_seconds(
     sizes = np.asarray(size_bytes, dtype=np.float64)
     if ranks == 1:
         return np.zeros_like(sizes)
+    if algorithm == "copy_engine":
+        return copy_engine_seconds(cluster, kind, ranks, sizes)
     nodes = num_nodes(cluster, ranks)
     bound = wire_lower_bound_s(cluster, ranks, kind, _REFERENCE) / _REFERENCE
     fitted = _fitted(cluster, kind, ranks, nodes, algorithm, sizes)
@@ -191,8 +194,6 @@ def _latency_s(cluster: Cluster, kind: CollectiveKind, ranks: int, nodes: int, a
             return base + 2 * (inside - 1) * hop + 2 * net
         case "pat":
             return base + depth * net + 2.8e-6 * ranks
-        case "copy_engine":
-            return base + (ranks - 1) * hop + 5e-6
         case "one_shot":
             return _ONE_SHOT * (base + hop)
         case "two_shot":

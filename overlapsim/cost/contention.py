@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from overlapsim.errors import UsageError
 from overlapsim.hardware.profile import DeviceSpec, Source
-from overlapsim.workload.operators import CollectiveKind
-
-Engine = Literal["kernel", "nvls", "copy_engine"]
-"""What moves the bytes: a collective kernel on SMs, one whose reduction is done by the switch, or copy engines."""
+from overlapsim.workload.operators import CollectiveKind, Engine
 
 
 @dataclass(frozen=True)

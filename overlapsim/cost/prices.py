@@ -25,11 +25,20 @@ from overlapsim.cost.gemm import (
 )
 from overlapsim.cost.kernels import work_cost
 from overlapsim.cost.overlap import OverlapSpec, overlap_spec
+from overlapsim.cost.transport import TransportModel, engine_sms, transport_refusal
 from overlapsim.errors import UsageError
 from overlapsim.hardware.profile import Cluster, CurveTable, DeviceSpec
 from overlapsim.plan import Finding
 from overlapsim.units import dtype_bytes
-from overlapsim.workload.operators import CollectiveKind, CollectiveOp, GemmOp, KernelOp, Operator, OperatorGraph
+from overlapsim.workload.operators import (
+    CollectiveKind,
+    CollectiveOp,
+    Engine,
+    GemmOp,
+    KernelOp,
+    Operator,
+    OperatorGraph,
+)
 
 End = Literal["low", "high"]
 # Time of a piece of a GEMM, or of another tile, over the whole's: what models of neighbouring shapes differ by
@@ -218,21 +227,32 @@ class PriceBook:
     # Collectives
 
     def collective(self, op: CollectiveOp, device: int = 0) -> Cost:
-        """Cost of one collective, from the book's curve, the cluster's, or latency and wire bytes.
+        """Cost of one collective: a kernel's from the book's curve, the cluster's, or latency and wire bytes.
+
+        Copy engines and NVLS have prices of their own (`transport`).
 
         Demands are those that one device carries: its own HBM and links, and
         device 0 also what all share (root ports, host memory, NICs, switches).
+
+        Raises
+        ------
+        UsageError
+            If the machine cannot run it by the engine asked for; `refusal` says so before.
         """
-        cost = self._model(op.kind, op.ranks).cost(op.size_bytes, device)
-        seconds = float(self._seconds(op.kind, op.ranks, op.size_bytes))
-        return replace(cost, duration_s=seconds, sm=self.comm_sms(op.kind) if op.ranks > 1 else 0)
+        cost = self._model(op.kind, op.ranks, op.engine).cost(op.size_bytes, device)
+        seconds = float(self._seconds(op.kind, op.ranks, op.size_bytes, op.engine))
+        return replace(cost, duration_s=seconds, sm=self.comm_sms(op.kind, op.engine) if op.ranks > 1 else 0)
+
+    def refusal(self, op: CollectiveOp) -> str | None:
+        """Why this machine cannot run a collective by the engine it names; None where it can."""
+        return transport_refusal(self.cluster, op.kind, op.ranks, op.engine)
 
     def flow(self, op: CollectiveOp, device: int = 0) -> tuple[float, tuple[Demand, ...]]:
         """Duration and demands of `collective`, without the rest: what tasks are made of, thousands of times."""
-        key = (op.kind, op.ranks, op.size_bytes, device)
+        key = (op.kind, op.ranks, op.size_bytes, device, op.engine)
         if key not in self._flows:
-            seconds = float(self._seconds(op.kind, op.ranks, op.size_bytes))
-            demands = self._model(op.kind, op.ranks).demands(op.size_bytes, device)
+            seconds = float(self._seconds(op.kind, op.ranks, op.size_bytes, op.engine))
+            demands = self._model(op.kind, op.ranks, op.engine).demands(op.size_bytes, device)
             self._flows[key] = (seconds, demands)
         return self._flows[key]
 
@@ -241,27 +261,33 @@ class PriceBook:
         return {}
 
     @cached_property
-    def _flows(self) -> dict[tuple[CollectiveKind, int, float, int], tuple[float, tuple[Demand, ...]]]:
+    def _flows(self) -> dict[tuple[CollectiveKind, int, float, int, Engine], tuple[float, tuple[Demand, ...]]]:
         return {}
 
-    def collective_seconds(self, kind: CollectiveKind, size_bytes: ArrayLike, ranks: int) -> FloatArray:
+    def collective_seconds(
+        self, kind: CollectiveKind, size_bytes: ArrayLike, ranks: int, engine: Engine = "kernel"
+    ) -> FloatArray:
         """Times of many sizes at once, any shape: what `collective` gives for each.
 
         Raises
         ------
         UsageError
-            If a size is negative or not finite.
+            If a size is negative or not finite, or the engine cannot run it.
         """
-        return self._seconds(kind, ranks, size_bytes)
+        return self._seconds(kind, ranks, size_bytes, engine)
 
-    def comm_sms(self, kind: CollectiveKind) -> int:
-        """SMs that a collective holds while it runs.
+    def comm_sms(self, kind: CollectiveKind, engine: Engine = "kernel") -> int:
+        """SMs that a collective holds while it runs: none by copy engines, NVLS's own channels by NVLS.
 
         Point-to-point channels are a power of two, so an all_to_all holds the
         largest one within what a reducing collective holds.
         """
+        if engine == "copy_engine":
+            return 0
         if self.collective_sms is not None:
             return self.collective_sms
+        if engine == "nvls":
+            return engine_sms(self.cluster, engine)
         sms = min(self.overlap.comm_sms, self._device.num_sms)
         return 1 << (sms.bit_length() - 1) if kind in ("all_to_all", "send_recv") and sms else sms
 
@@ -326,7 +352,7 @@ class PriceBook:
         if self.gemm is not None and self.gemm_time_s is not None:
             found += slow_findings(self.gemm_time_s / self._vendor_model(self.gemm).duration_s)
         if self.kind is not None and self.ranks > 1:
-            found += curve_findings(self._model(self.kind, self.ranks), self.gemm)
+            found += curve_findings(self._library(self.kind, self.ranks), self.gemm)
         return tuple(found)
 
     def kernel_findings(self, strategy: str) -> tuple[Finding, ...]:
@@ -362,7 +388,16 @@ class PriceBook:
             return 1.0
         return self.gemm_time_s / self._vendor_model(self.gemm).duration_s
 
-    def _model(self, kind: CollectiveKind, ranks: int) -> CollectiveModel:
+    def _model(self, kind: CollectiveKind, ranks: int, engine: Engine = "kernel") -> CollectiveModel | TransportModel:
+        if engine == "kernel":
+            return self._library(kind, ranks)
+        key = ("transport", kind, ranks, engine)
+        if key not in self.models:
+            self.models[key] = TransportModel(self.cluster, kind, ranks, engine)
+        transport: TransportModel = self.models[key]
+        return transport
+
+    def _library(self, kind: CollectiveKind, ranks: int) -> CollectiveModel:
         mine = self.curve is not None and (kind, ranks) == (self.kind, self.ranks)
         key = ("collective", kind, ranks, self.curve if mine else None)
         if key not in self.models:
@@ -395,8 +430,10 @@ class PriceBook:
             return self._template_model(op, None).tile
         return checked_tile(op, self.tile, self._device)
 
-    def _seconds(self, kind: CollectiveKind, ranks: int, size_bytes: ArrayLike) -> FloatArray:
-        model = self._model(kind, ranks)
+    def _seconds(
+        self, kind: CollectiveKind, ranks: int, size_bytes: ArrayLike, engine: Engine = "kernel"
+    ) -> FloatArray:
+        model = self._model(kind, ranks, engine)
         end = self.ends.get("collective")
         if self.no_latency:
             seconds = model.bandwidth_seconds(size_bytes)

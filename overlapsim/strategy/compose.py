@@ -196,7 +196,7 @@ def _add(context: Context, position: int, site: Site) -> int:
     if isinstance(op, GemmOp):
         return gpu.add_gemm(op, prices.vendor_gemm(op), stream=stream)
     if isinstance(op, CollectiveOp):
-        return gpu.add_collective(op, sms=prices.comm_sms(op.kind) if op.ranks > 1 else 0, stream=stream)
+        return gpu.add_collective(op, stream=stream)
     return gpu.add_kernel(op, prices.kernel(op), stream=stream)
 
 

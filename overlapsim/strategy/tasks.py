@@ -136,18 +136,23 @@ class Gpu:
         self,
         op: CollectiveOp,
         *,
-        sms: int,
+        sms: int | None = None,
         stream: int | None = None,
         group: int = -1,
         pool: int | None = None,
         units: int = 1,
         tag: str = "",
     ) -> int:
-        """Add a collective that holds `sms` SMs, or a copy engine's pool; members of a `group` start and end together.
+        """Add a collective on `sms` SMs, by default its price's; members of a `group` start and end together.
 
+        One by copy engines takes the engine of number 0 instead, or the one whose `pool` is given.
         With several `units` it moves in equal chunks, whose ends other tasks may wait for.
         """
         duration_s, demands = self.prices.flow(op, self.device)
+        if op.engine == "copy_engine" and op.ranks > 1:
+            sms, pool = 1, self.copy_engine() if pool is None else pool
+        elif sms is None:
+            sms = self.prices.comm_sms(op.kind, op.engine) if op.ranks > 1 else 0
         return self.builder.add_flow(
             stream=self.comm_stream if stream is None else stream,
             pool=self.pool if pool is None else pool,

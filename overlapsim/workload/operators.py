@@ -18,6 +18,10 @@ COLLECTIVES: Final[tuple[CollectiveKind, ...]] = (
     "broadcast",
     "send_recv",
 )
+Engine = Literal["kernel", "nvls", "copy_engine"]
+"""What moves the bytes: a collective kernel on SMs, one whose reduction is done by the switch, or copy engines."""
+ENGINES: Final[tuple[Engine, ...]] = ("kernel", "nvls", "copy_engine")
+REDUCING: Final = ("all_reduce", "reduce_scatter")
 PASSES: Final = ("fwd", "dgrad", "wgrad", "recompute")
 OPERATOR_NAMES: Final = frozenset(
     {
@@ -96,6 +100,7 @@ class CollectiveOp:
         `size_bytes` is then that of the rank with the most rows
     group : kind of ranks it joins (``tp``, ``ep``, ``dp`` ...), by which a layout places them on the machine;
         empty: consecutive ranks
+    engine : what moves the bytes; whether a machine has it is for the cost layer to say
     """
 
     kind: CollectiveKind
@@ -106,6 +111,7 @@ class CollectiveOp:
     pass_: str = "fwd"
     rank_rows: tuple[int, ...] = ()
     group: str = ""
+    engine: Engine = "kernel"
 
     def __post_init__(self) -> None:
         if self.kind not in COLLECTIVES:
@@ -119,6 +125,10 @@ class CollectiveOp:
                 f"rank_rows has {len(self.rank_rows)} entries, the least {min(self.rank_rows)}; "
                 f"expected one count of at least 1 for each of {self.ranks} ranks"
             )
+        if self.engine not in ENGINES:
+            raise WorkloadError(f"engine {self.engine!r} is unknown; expected one of {', '.join(ENGINES)}")
+        if self.engine == "copy_engine" and self.kind in REDUCING:
+            raise WorkloadError(f"copy engines cannot reduce, so they cannot run {self.kind}; expected another engine")
         check_name(self.name, self.pass_)
 
 
