@@ -13,7 +13,7 @@ LEAST_SIDE: Final = 16
 MOST_ELEMENTS: Final = 256 * 256
 """Largest tile of C: more does not fit the registers of eight warps."""
 WIDE_TILE: Final = 128 * 128
-"""Tiles of more elements get eight warps, so that the accumulators of a thread stay at 128 registers."""
+"""Tiles of so many elements get eight warps: with four, 255 registers a thread do not suffice and some spill."""
 MAX_STAGES: Final = 8
 DTYPES: Final = ("fp16", "bf16", "fp32", "tf32")
 """Types of the operands: `tf32` is fp32 in memory, multiplied on tensor cores."""
@@ -37,7 +37,7 @@ class GemmConfig:
 
     Examples
     --------
-    >>> GemmConfig(256, 128, 64).num_warps, GemmConfig(128, 128, 64).num_warps
+    >>> GemmConfig(128, 128, 64).num_warps, GemmConfig(64, 128, 64).num_warps
     (8, 4)
     """
 
@@ -63,7 +63,7 @@ class GemmConfig:
         if self.accumulate not in ("fp32", "fp16"):
             raise StrategyError(f"accumulate is {self.accumulate!r}; expected fp32 or fp16")
         if not self.num_warps:
-            object.__setattr__(self, "num_warps", 8 if self.bm * self.bn > WIDE_TILE else 4)
+            object.__setattr__(self, "num_warps", 8 if self.bm * self.bn >= WIDE_TILE else 4)
         if self.num_warps not in (1, 2, 4, 8, 16):
             raise StrategyError(f"{self.num_warps} warps; expected 1, 2, 4, 8 or 16")
 

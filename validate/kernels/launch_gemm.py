@@ -230,6 +230,13 @@ def _check_operands(a: Tensor, b: Tensor, out: Tensor, config: GemmConfig, tf32:
     check_floats("A, B and out", a, b, out)
     if config.accumulate == "fp16" and a.dtype != torch.float16:
         raise StrategyError(f"{a.dtype} operands summed in fp16; expected fp16 operands or accumulate fp32")
+    for what, tensor, rows, columns in (("A", a, config.bm, config.bk), ("B", b, config.bk, config.bn)):
+        span = (rows - 1) * tensor.stride(-2) + (columns - 1) * tensor.stride(-1)
+        if not 0 <= span < 2**31 or min(tensor.stride()) < 0:
+            raise StrategyError(
+                f"{what} with strides {tensor.stride()}: a {rows}x{columns} piece spans {span} elements; expected less than "
+                "2^31: make it contiguous"
+            )
     if tf32 and a.dtype != torch.float32:
         raise StrategyError(f"tf32 with operands of {a.dtype}; expected fp32 tensors")
 

@@ -31,31 +31,34 @@ def multiply_tile(
 ):
     """Multiply what one tile of C needs; rows, columns and steps outside the operands count as zero.
 
-    Addresses are 64 bits wide: A or B of more than 2^31 elements would wrap in 32.
+    The tile's own address is 64 bits wide, since operands may have more than 2^31 elements; inside a tile and a step
+    offsets are 32 bits, which halves their registers (the launch refuses strides for which they would wrap).
     """
-    row = tile // grid_n * BM + tl.arange(0, BM)
-    column = tile % grid_n * BN + tl.arange(0, BN)
+    top = tile // grid_n * BM
+    left = tile % grid_n * BN
+    row = tl.arange(0, BM)
+    column = tl.arange(0, BN)
     step = tl.arange(0, BK)
-    row_inside = (row < m)[:, None]
-    column_inside = (column < n)[None, :]
-    step_a = tl.cast(stride_ak, tl.int64)
-    step_b = tl.cast(stride_bk, tl.int64)
-    a_at = a_ptr + row.to(tl.int64)[:, None] * stride_am + step[None, :] * step_a
-    b_at = b_ptr + step[:, None] * step_b + column.to(tl.int64)[None, :] * stride_bn
+    row_inside = (row < m - top)[:, None]
+    column_inside = (column < n - left)[None, :]
+    a_at = a_ptr + tl.cast(top, tl.int64) * stride_am
+    b_at = b_ptr + tl.cast(left, tl.int64) * stride_bn
+    a_offset = row[:, None] * stride_am + step[None, :] * stride_ak
+    b_offset = step[:, None] * stride_bk + column[None, :] * stride_bn
     total = tl.zeros((BM, BN), dtype=tl.float16) if HALF_SUM else tl.zeros((BM, BN), dtype=tl.float32)
     for done in range(0, k, BK):
         if EVEN_K:
-            a = tl.load(a_at, mask=row_inside, other=0.0)
-            b = tl.load(b_at, mask=column_inside, other=0.0)
+            a = tl.load(a_at + a_offset, mask=row_inside, other=0.0)
+            b = tl.load(b_at + b_offset, mask=column_inside, other=0.0)
         else:
-            a = tl.load(a_at, mask=row_inside & (step[None, :] < k - done), other=0.0)
-            b = tl.load(b_at, mask=column_inside & (step[:, None] < k - done), other=0.0)
+            a = tl.load(a_at + a_offset, mask=row_inside & (step[None, :] < k - done), other=0.0)
+            b = tl.load(b_at + b_offset, mask=column_inside & (step[:, None] < k - done), other=0.0)
         if HALF_SUM:
             total = tl.dot(a, b, total, out_dtype=tl.float16)
         else:
             total = tl.dot(a, b, total, input_precision=PRECISION)
-        a_at += BK * step_a
-        b_at += BK * step_b
+        a_at += BK * tl.cast(stride_ak, tl.int64)
+        b_at += BK * tl.cast(stride_bk, tl.int64)
     return total
 
 
