@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from overlapsim.cost.attention import attention_cost
-from overlapsim.cost.base import MEASURED, Cost, Demand, hbm_name, hbm_rate
+from overlapsim.cost.base import MEASURED, Cost, Demand, Spread, hbm_name, hbm_rate
 from overlapsim.cost.grouped import grouped_gemm_cost
 from overlapsim.cost.memory_bound import memory_cost
+from overlapsim.cost.unfused_attention import unfused_attention_costs
 from overlapsim.errors import WorkloadError
 from overlapsim.hardware.profile import DeviceSpec, Source
-from overlapsim.workload.attention import AttentionOp
-from overlapsim.workload.memory_bound import MemoryOp
+from overlapsim.workload.attention import AttentionOp, UnfusedAttention
+from overlapsim.workload.memory_bound import MemoryOp, traffic_of
 from overlapsim.workload.operators import GroupedGemmOp, TimedWork, Work
 
 
@@ -29,6 +32,8 @@ def work_cost(work: Work, device: DeviceSpec) -> Cost:
     """
     if isinstance(work, AttentionOp):
         return attention_cost(work, device)
+    if isinstance(work, UnfusedAttention):
+        return _unfused(work, device)
     if isinstance(work, MemoryOp):
         return memory_cost(work, device)
     if isinstance(work, GroupedGemmOp):
@@ -38,4 +43,37 @@ def work_cost(work: Work, device: DeviceSpec) -> Cost:
         return Cost(work.duration_s, device.num_sms, "gemm", MEASURED, Source("override", "given"), demands)
     raise WorkloadError(
         f"work of type {type(work).__name__} has no model; expected AttentionOp, MemoryOp, GroupedGemmOp or TimedWork"
+    )
+
+
+def num_kernels(work: Work) -> int:
+    """Launches of one piece of work: unfused chains have several.
+
+    Examples
+    --------
+    >>> num_kernels(MemoryOp("cross_entropy", 8, 8)), num_kernels(GroupedGemmOp((1, 2), 8, 8))
+    (8, 1)
+    """
+    if isinstance(work, MemoryOp):
+        return traffic_of(work.kind, work.pass_).kernels
+    if isinstance(work, UnfusedAttention):
+        products = 4 if work.op.pass_ == "bwd" else 2
+        return products + (1 if work.fused_softmax else 5) + (1 if work.dropout else 0)
+    return 1
+
+
+def _unfused(work: UnfusedAttention, device: DeviceSpec) -> Cost:
+    """The sum of its kernels, with the widest of their spreads."""
+    parts = list(
+        unfused_attention_costs(work.op, device, fused_softmax=work.fused_softmax, dropout=work.dropout).values()
+    )
+    longest = max(parts, key=lambda cost: cost.duration_s)
+    moved = sum(demand.amount for cost in parts for demand in cost.demands)
+    spread = Spread(min(c.spread.low for c in parts), max(c.spread.high for c in parts), longest.spread.origin)
+    return replace(
+        longest,
+        duration_s=sum(cost.duration_s for cost in parts),
+        spread=spread,
+        demands=(Demand(hbm_name(0), moved, hbm_rate(device)),),
+        in_range=all(cost.in_range for cost in parts),
     )

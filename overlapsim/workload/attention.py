@@ -83,6 +83,32 @@ class AttentionOp:
         return float(self.shapes.hbm_bytes[0])
 
 
+@dataclass(frozen=True)
+class UnfusedAttention:
+    """Attention as kernels of their own: scores, softmax, dropout, context; every product computes all pairs.
+
+    Attributes
+    ----------
+    op : shape and pass
+    fused_softmax : scale, mask and softmax in one kernel
+    dropout : whether attention probabilities are dropped
+    """
+
+    op: AttentionOp
+    fused_softmax: bool = True
+    dropout: bool = False
+
+    @property
+    def flop(self) -> float:
+        """Operations on visible pairs, as the fused kernel counts them: what any kernel must do."""
+        return self.op.flop
+
+    @property
+    def hbm_bytes(self) -> float:
+        """Operands and results, each once: what any kernel must move."""
+        return self.op.hbm_bytes
+
+
 @dataclass(frozen=True, eq=False)
 class AttentionShapes:
     """Arrays of one length for many operators; columns as `AttentionOp`, dtypes as bytes of an element."""

@@ -1,0 +1,354 @@
+"""Attention of one layer as operators: projections, positions, the core, and what the layout moves around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from overlapsim.units import dtype_bytes
+from overlapsim.workload.attention import AttentionOp, UnfusedAttention
+from overlapsim.workload.layout import Layout
+from overlapsim.workload.memory_bound import MemoryOp
+from overlapsim.workload.model import Attention, Layer, ModelSpec
+from overlapsim.workload.operators import CollectiveKind
+from overlapsim.workload.recipe import Recipe
+from overlapsim.workload.recorder import Recorder
+from overlapsim.workload.vocabulary import local_heads
+from overlapsim.workload.weights import Matrix, layer_weights
+
+NOT_SPLIT = ("q_down", "kv_down")
+"""MLA's down-projections are the same on every tensor-parallel rank."""
+# The largest sequence that the fused scale-mask-softmax kernel of 2021 takes, and what must divide by four.
+FUSED_SOFTMAX_SEQUENCE = 2048
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Rows of one micro-batch on one rank.
+
+    Attributes
+    ----------
+    batch, sequence : sequences of the micro-batch and tokens of one, before any split
+    rows : tokens of a tensor-parallel group: what its GEMMs multiply
+    local : tokens of one rank where norms and residuals are split along the sequence; else the same as `rows`
+    """
+
+    batch: int
+    sequence: int
+    rows: int
+    local: int
+
+    @classmethod
+    def of(cls, layout: Layout, batch: int, sequence: int) -> Tokens:
+        """Split `batch` sequences of `sequence` tokens as `layout` does."""
+        rows = -(-batch * sequence // layout.context)
+        split = layout.tp if layout.sequence_parallel else 1
+        return cls(batch, sequence, rows, -(-rows // split))
+
+
+@dataclass(frozen=True)
+class Part:
+    """What every builder of a part of a layer is given."""
+
+    model: ModelSpec
+    layer: Layer
+    layout: Layout
+    recipe: Recipe
+    tokens: Tokens
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an activation's element."""
+        return dtype_bytes(self.model.dtype)
+
+    @property
+    def gemm_dtype(self) -> str:
+        """Type in which linear layers multiply."""
+        return "fp8" if self.recipe.fp8 else self.model.dtype
+
+    @property
+    def hidden_bytes(self) -> float:
+        """Bytes of the hidden activations of a tensor-parallel group."""
+        return float(self.tokens.rows * self.model.hidden * self.element_bytes)
+
+    @property
+    def reduction(self) -> CollectiveKind:
+        """Collective that sums a tensor-parallel group's partial results."""
+        return "reduce_scatter" if self.layout.sequence_parallel else "all_reduce"
+
+    def matrices(self, *operators: str) -> list[Matrix]:
+        """Matrices of some operators of the layer, forward order."""
+        weights = layer_weights(self.model, self.layer)
+        return [w for w in weights if isinstance(w, Matrix) and w.operator in operators]
+
+
+def local_sizes(matrix: Matrix, tp: int) -> tuple[int, int]:
+    """Inputs and outputs of a matrix on one tensor-parallel rank: outputs are split but for the closing projections."""
+    if matrix.part in NOT_SPLIT:
+        return matrix.inputs, matrix.outputs
+    if matrix.operator in ("attn.out", "mlp.fc2", "moe.shared.fc2"):
+        return -(-matrix.inputs // tp), matrix.outputs
+    return matrix.inputs, -(-matrix.outputs // tp)
+
+
+def core(part: Part, pass_: str) -> AttentionOp | UnfusedAttention:
+    """Attention of one rank, all of its steps together (a ring's steps do equal work once the sequence is dealt so)."""
+    attention, layout, tokens = part.layer.attention, part.layout, part.tokens
+    heads = local_heads(attention, layout.tp, pad=True)
+    q_heads = -(-heads.num_heads // layout.sp)
+    kv_heads = max(1, heads.num_kv_heads // layout.sp)
+    kv_heads = kv_heads if q_heads % kv_heads == 0 else q_heads
+    keys = tokens.sequence if attention.window is None else min(tokens.sequence, attention.window)
+    queries = -(-tokens.sequence // layout.cp)
+    op = AttentionOp(
+        batch=tokens.batch,
+        q_len=queries,
+        kv_len=max(keys, queries) if attention.causal else keys,
+        heads=q_heads,
+        kv_heads=kv_heads,
+        head_dim=attention.head_dim,
+        value_dim=attention.v_dim,
+        causal=attention.causal,
+        dtype=part.model.dtype,
+        pass_=pass_,
+    )
+    if attention.causal and layout.cp > 1:
+        # Queries dealt from both ends see half of all keys on average, as a square of the same area does.
+        op = replace(op, q_len=queries, kv_len=-(-tokens.sequence // 2) + queries // 2)
+    if part.recipe.attention == "flash":
+        return op
+    fused = part.recipe.fused_softmax and fits_fused_softmax(op)
+    return UnfusedAttention(op, fused_softmax=fused, dropout=part.recipe.dropout)
+
+
+def fits_fused_softmax(op: AttentionOp) -> bool:
+    """Whether the fused scale-mask-softmax kernel takes a shape: two-byte types, 16 < keys <= 2048, fours."""
+    whole = op.kv_len % 4 == 0 and (op.batch * op.heads) % 4 == 0
+    return dtype_bytes(op.dtype) == 2 and 16 < op.kv_len <= FUSED_SOFTMAX_SEQUENCE and whole
+
+
+def norm_kind(model: ModelSpec) -> str:
+    """Memory-bound operator of the model's norm."""
+    return "layernorm" if model.norm == "layernorm" else "rmsnorm"
+
+
+def attention_forward(r: Recorder, part: Part) -> None:
+    """Record the forward pass from the norm to the residual sum."""
+    model, layout, t = part.model, part.layout, part.tokens
+    attention, tp = part.layer.attention, layout.tp
+    r.kernel("attn.norm", MemoryOp(norm_kind(model), t.local, model.hidden, model.dtype))
+    if tp > 1 and layout.sequence_parallel:
+        r.collective("all_gather", "attn.qkv", part.hidden_bytes, tp, group="tp")
+    qkv_columns = 0
+    for matrix in part.matrices("attn.qkv"):
+        inputs, outputs = local_sizes(matrix, tp)
+        rows = t.rows if matrix.rows == "token" else _context_rows(part)
+        r.gemm("attn.qkv", rows, outputs, inputs, dtype=part.gemm_dtype)
+        if matrix.bias:
+            r.kernel("attn.qkv", MemoryOp("bias_add", rows, outputs, model.dtype))
+        qkv_columns += outputs if matrix.rows == "token" else 0
+    rotated = _rotated_columns(attention, tp)
+    if model.positions == "rotary" and rotated:
+        r.kernel("attn.rope", MemoryOp("rope", t.rows, rotated, model.dtype))
+    if part.recipe.attention == "unfused":
+        r.kernel("attn.core", MemoryOp("transpose", t.rows, _context_columns(attention, tp), model.dtype))
+    ring = _into_heads(r, part, "fwd")
+    r.kernel("attn.core", core(part, "fwd"))
+    r.also(ring)
+    _out_of_heads(r, part, "fwd")
+    if part.layer.cross is not None:
+        r.kernel("attn.core", _cross(part, "fwd"))
+    for matrix in part.matrices("attn.out"):
+        inputs, outputs = local_sizes(matrix, tp)
+        r.gemm("attn.out", t.rows, outputs, inputs, dtype=part.gemm_dtype)
+    reduce_output(r, part, "attn.out")
+    residual(r, part, "attn.out", bias=attention.out_bias)
+
+
+def attention_backward(r: Recorder, part: Part, *, keep: frozenset[str]) -> None:
+    """Record the backward pass, last operator first.
+
+    Parameters
+    ----------
+    keep : passes to record: ``dgrad``, ``wgrad`` or both (zero-bubble schedules run them apart)
+    """
+    model, layout, t = part.model, part.layout, part.tokens
+    attention, tp = part.layer.attention, layout.tp
+    residual_backward(r, part, "attn.out", bias=attention.out_bias, keep=keep)
+    if "dgrad" in keep:
+        gather_gradient(r, part, "attn.out")
+    for matrix in reversed(part.matrices("attn.out")):
+        inputs, outputs = local_sizes(matrix, tp)
+        gemm_backward(r, part, "attn.out", t.rows, inputs, outputs, keep)
+    if "dgrad" in keep:
+        if part.layer.cross is not None:
+            r.kernel("attn.core", _cross(part, "bwd"), pass_="dgrad")
+        ring = _into_heads(r, part, "dgrad", back=True)
+        r.kernel("attn.core", core(part, "bwd"), pass_="dgrad")
+        r.also(ring)
+        _out_of_heads(r, part, "dgrad", back=True)
+        if part.recipe.attention == "unfused":
+            columns = _context_columns(attention, tp)
+            r.kernel("attn.core", MemoryOp("transpose", 2 * t.rows, columns, model.dtype), pass_="dgrad")
+        rotated = _rotated_columns(attention, tp)
+        if model.positions == "rotary" and rotated:
+            r.kernel("attn.rope", MemoryOp("rope", t.rows, rotated, model.dtype, "bwd"), pass_="dgrad")
+    if "wgrad" in keep and tp > 1 and layout.sequence_parallel:
+        # Inputs are kept in pieces and gathered again for the weight gradient.
+        r.collective("all_gather", "attn.qkv", part.hidden_bytes, tp, group="tp", pass_="wgrad")
+    for matrix in reversed(part.matrices("attn.qkv")):
+        inputs, outputs = local_sizes(matrix, tp)
+        rows = t.rows if matrix.rows == "token" else _context_rows(part)
+        gemm_backward(r, part, "attn.qkv", rows, inputs, outputs, keep, bias=matrix.bias)
+    if "dgrad" in keep:
+        reduce_gradient(r, part, "attn.qkv")
+        r.kernel("attn.norm", MemoryOp(norm_kind(model), t.local, model.hidden, model.dtype, "bwd"), pass_="dgrad")
+
+
+# What every linear layer of a tensor-parallel pair does
+
+
+def reduce_output(r: Recorder, part: Part, name: str) -> None:
+    """Sum the output of a row-split layer over the tensor-parallel ranks."""
+    r.collective(part.reduction, name, part.hidden_bytes, part.layout.tp, group="tp")
+
+
+def gather_gradient(r: Recorder, part: Part, name: str) -> None:
+    """Gather the gradient of a row-split layer's output, where the sequence is split."""
+    if part.layout.sequence_parallel:
+        r.collective("all_gather", name, part.hidden_bytes, part.layout.tp, group="tp", pass_="dgrad")
+
+
+def reduce_gradient(r: Recorder, part: Part, name: str) -> None:
+    """Sum the gradient of a column-split layer's input over the tensor-parallel ranks."""
+    r.collective(part.reduction, name, part.hidden_bytes, part.layout.tp, group="tp", pass_="dgrad")
+
+
+def residual(r: Recorder, part: Part, name: str, *, bias: bool) -> None:
+    """Add the branch to the residual stream, with dropout and bias where the model and recipe have them."""
+    t, model = part.tokens, part.model
+    kind = "bias_dropout_add" if part.recipe.dropout else "add"
+    if bias and kind == "add":
+        r.kernel(name, MemoryOp("bias_add", t.local, model.hidden, model.dtype))
+    r.kernel(name, MemoryOp(kind, t.local, model.hidden, model.dtype))
+
+
+def residual_backward(r: Recorder, part: Part, name: str, *, bias: bool, keep: frozenset[str]) -> None:
+    """Gradient of the residual sum: of the dropout in the branch, and of its bias."""
+    t, model = part.tokens, part.model
+    if part.recipe.dropout and "dgrad" in keep:
+        work = MemoryOp("bias_dropout_add", t.local, model.hidden, model.dtype, "bwd")
+        r.kernel(name, work, pass_="dgrad")
+    if bias and "wgrad" in keep:
+        r.kernel(name, MemoryOp("bias_add", t.local, model.hidden, model.dtype, "bwd"), pass_="wgrad")
+
+
+def gemm_backward(
+    r: Recorder,
+    part: Part,
+    name: str,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    keep: frozenset[str],
+    *,
+    bias: bool = False,
+) -> None:
+    """Record the two GEMMs of a linear layer's backward pass, and the sum of its weight gradient where it is apart."""
+    if bias and "wgrad" in keep:
+        r.kernel(name, MemoryOp("bias_add", rows, outputs, part.model.dtype, "bwd"), pass_="wgrad")
+    if "dgrad" in keep:
+        r.gemm(name, rows, inputs, outputs, pass_="dgrad", dtype=part.gemm_dtype)
+    if "wgrad" in keep:
+        r.gemm(name, outputs, inputs, rows, pass_="wgrad", dtype=part.gemm_dtype)
+        accumulate(r, part, name, inputs * outputs)
+
+
+def accumulate(r: Recorder, part: Part, name: str, parameters: int) -> None:
+    """Add a weight gradient to the main one by a kernel of its own, where the GEMM does not."""
+    if part.recipe.accumulation == "separate":
+        r.kernel(name, MemoryOp("grad_accumulate", parameters, 1, part.model.dtype), pass_="wgrad")
+
+
+# Inside attention
+
+
+def _rotated_columns(attention: Attention, tp: int) -> int:
+    heads = local_heads(attention, tp, pad=True)
+    if attention.latent is not None:
+        return (heads.num_heads + 1) * attention.latent.rope_head_dim
+    return (heads.num_heads + heads.num_kv_heads) * attention.head_dim
+
+
+def _context_columns(attention: Attention, tp: int) -> int:
+    return local_heads(attention, tp, pad=True).num_heads * attention.v_dim
+
+
+def _context_rows(part: Part) -> int:
+    assert part.model.diffusion is not None
+    return part.tokens.batch * part.model.diffusion.context_tokens
+
+
+def _cross(part: Part, pass_: str) -> AttentionOp:
+    cross = part.layer.cross
+    assert cross is not None and part.model.diffusion is not None
+    heads = local_heads(cross, part.layout.tp, pad=True)
+    return AttentionOp(
+        batch=part.tokens.batch,
+        q_len=-(-part.tokens.rows // part.tokens.batch),
+        kv_len=part.model.diffusion.context_tokens,
+        heads=heads.num_heads,
+        kv_heads=heads.num_kv_heads,
+        head_dim=cross.head_dim,
+        value_dim=cross.v_dim,
+        causal=False,
+        dtype=part.model.dtype,
+        pass_=pass_,
+    )
+
+
+def _widths(part: Part) -> tuple[int, int]:
+    """Columns of queries, keys and values together, and of the output, on one tensor-parallel rank."""
+    attention = part.layer.attention
+    heads = local_heads(attention, part.layout.tp, pad=True)
+    keys = heads.num_kv_heads * (attention.head_dim + attention.v_dim)
+    return heads.num_heads * attention.head_dim + keys, heads.num_heads * attention.v_dim
+
+
+def _into_heads(r: Recorder, part: Part, pass_: str, *, back: bool = False) -> int:
+    """Exchange sequence for heads (Ulysses), and let keys and values come round or together (context parallelism).
+
+    Returns the position of the ring's transfers, which run beside attention; -1 without a ring.
+    """
+    inside, outside = _widths(part)
+    columns = outside if back else inside
+    size = float(part.tokens.rows * columns * part.element_bytes)
+    r.collective("all_to_all", "attn.core", size, part.layout.sp, group="sp", pass_=pass_)
+    return _context_exchange(r, part, pass_, gradients=back)
+
+
+def _out_of_heads(r: Recorder, part: Part, pass_: str, *, back: bool = False) -> None:
+    inside, outside = _widths(part)
+    columns = inside if back else outside
+    size = float(part.tokens.rows * columns * part.element_bytes)
+    r.collective("all_to_all", "attn.out", size, part.layout.sp, group="sp", pass_=pass_)
+
+
+def _context_exchange(r: Recorder, part: Part, pass_: str, *, gradients: bool) -> int:
+    """Keys and values of the other context ranks: backward their gradients travel too."""
+    layout, attention = part.layout, part.layer.attention
+    if layout.cp < 2:
+        return -1
+    heads = local_heads(attention, layout.tp, pad=True)
+    columns = -(-heads.num_kv_heads // layout.sp) * (attention.head_dim + attention.v_dim)
+    # Rows of the whole Ulysses group: after its exchange a rank holds all of the group's tokens for its heads.
+    own = float(part.tokens.rows * layout.sp * columns * part.element_bytes)
+    times = 2 if gradients else 1
+    if layout.cp_kind == "allgather":
+        r.collective("all_gather", "attn.core", own * layout.cp, layout.cp, group="cp", pass_=pass_)
+        if gradients:
+            r.collective("reduce_scatter", "attn.core", own * layout.cp, layout.cp, group="cp", pass_=pass_)
+        return -1
+    return r.collective(
+        "send_recv", "attn.core", own * times * (layout.cp - 1), layout.cp, group="cp", pass_=pass_, stream="cp",
+        needs=[r.last], main=False,
+    )  # fmt: skip

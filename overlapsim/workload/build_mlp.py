@@ -1,0 +1,190 @@
+"""Feed-forward blocks of one layer as operators: dense, routed experts and shared experts."""
+
+from __future__ import annotations
+
+from overlapsim.workload.build_attention import (
+    Part,
+    accumulate,
+    gather_gradient,
+    gemm_backward,
+    local_sizes,
+    norm_kind,
+    reduce_gradient,
+    reduce_output,
+    residual,
+    residual_backward,
+)
+from overlapsim.workload.memory_bound import MemoryOp
+from overlapsim.workload.model import Mlp, MoE
+from overlapsim.workload.operators import CollectiveKind, GroupedGemmOp
+from overlapsim.workload.recorder import Recorder
+
+
+def mlp_forward(r: Recorder, part: Part) -> None:
+    """Record the forward pass from the norm to the residual sum."""
+    model, t, mlp = part.model, part.tokens, part.layer.mlp
+    r.kernel("mlp.norm", MemoryOp(norm_kind(model), t.local, model.hidden, model.dtype))
+    if isinstance(mlp, MoE):
+        _experts_forward(r, part, mlp)
+        residual(r, part, "mlp.fc2", bias=False)
+        return
+    _dense_forward(r, part, mlp, "mlp.")
+    residual(r, part, "mlp.fc2", bias=mlp.bias)
+
+
+def mlp_backward(r: Recorder, part: Part, *, keep: frozenset[str]) -> None:
+    """Record the backward pass, last operator first; `keep` as in attention."""
+    model, t, mlp = part.model, part.tokens, part.layer.mlp
+    bias = isinstance(mlp, Mlp) and mlp.bias
+    residual_backward(r, part, "mlp.fc2", bias=bias, keep=keep)
+    if isinstance(mlp, MoE):
+        _experts_backward(r, part, mlp, keep)
+    else:
+        _dense_backward(r, part, mlp, "mlp.", keep)
+    if "dgrad" in keep:
+        r.kernel("mlp.norm", MemoryOp(norm_kind(model), t.local, model.hidden, model.dtype, "bwd"), pass_="dgrad")
+        # Gradients of the branch and of the residual stream are summed once a layer.
+        r.kernel("mlp.norm", MemoryOp("add", t.local, model.hidden, model.dtype, "bwd"), pass_="dgrad")
+
+
+def _activation(part: Part, mlp: Mlp, bias: bool) -> str:
+    if mlp.gated:
+        return "silu_mul"
+    return "bias_gelu" if bias else "gelu"
+
+
+def _dense_forward(r: Recorder, part: Part, mlp: Mlp, prefix: str) -> None:
+    model, layout, t = part.model, part.layout, part.tokens
+    if layout.tp > 1 and layout.sequence_parallel:
+        r.collective("all_gather", f"{prefix}fc1", part.hidden_bytes, layout.tp, group="tp")
+    (up,), (down,) = part.matrices(f"{prefix}fc1"), part.matrices(f"{prefix}fc2")
+    inputs, outputs = local_sizes(up, layout.tp)
+    r.gemm(f"{prefix}fc1", t.rows, outputs, inputs, dtype=part.gemm_dtype)
+    inner, _ = local_sizes(down, layout.tp)
+    kind = _activation(part, mlp, up.bias)
+    if up.bias and mlp.gated:
+        r.kernel(f"{prefix}fc1", MemoryOp("bias_add", t.rows, outputs, model.dtype))
+    r.kernel(f"{prefix}act", MemoryOp(kind, t.rows, inner, model.dtype))
+    r.gemm(f"{prefix}fc2", t.rows, down.outputs, inner, dtype=part.gemm_dtype)
+    reduce_output(r, part, f"{prefix}fc2")
+
+
+def _dense_backward(r: Recorder, part: Part, mlp: Mlp, prefix: str, keep: frozenset[str]) -> None:
+    model, layout, t = part.model, part.layout, part.tokens
+    (up,), (down,) = part.matrices(f"{prefix}fc1"), part.matrices(f"{prefix}fc2")
+    inner, _ = local_sizes(down, layout.tp)
+    inputs, outputs = local_sizes(up, layout.tp)
+    if "dgrad" in keep:
+        gather_gradient(r, part, f"{prefix}fc2")
+    gemm_backward(r, part, f"{prefix}fc2", t.rows, inner, down.outputs, keep)
+    if "dgrad" in keep:
+        kind = _activation(part, mlp, up.bias)
+        r.kernel(f"{prefix}act", MemoryOp(kind, t.rows, inner, model.dtype, "bwd"), pass_="dgrad")
+    if "wgrad" in keep and layout.tp > 1 and layout.sequence_parallel:
+        r.collective("all_gather", f"{prefix}fc1", part.hidden_bytes, layout.tp, group="tp", pass_="wgrad")
+    gemm_backward(r, part, f"{prefix}fc1", t.rows, inputs, outputs, keep, bias=up.bias)
+    if "dgrad" in keep:
+        reduce_gradient(r, part, f"{prefix}fc1")
+
+
+# Experts
+
+
+def expert_rows(part: Part, moe: MoE, imbalance: float = 1.0) -> tuple[int, ...]:
+    """Rows of each expert of one rank: an even share of all routed copies, the fullest rank's with `imbalance` above 1.
+
+    Every rank of the ``etp`` group holds all rows of its experts.
+    """
+    layout, t = part.layout, part.tokens
+    experts = moe.num_experts // layout.ep
+    copies = t.local * moe.top_k * layout.etp
+    if moe.capacity_factor is not None:
+        copies = round(copies * min(1.0, moe.capacity_factor))
+    each = max(1, round(copies * imbalance / experts))
+    return (each,) * experts
+
+
+def _routed_bytes(part: Part, moe: MoE) -> float:
+    """Bytes of the routed copies of one rank's tokens."""
+    return float(part.tokens.local * moe.top_k * part.model.hidden * part.element_bytes)
+
+
+def _dispatch(r: Recorder, part: Part, moe: MoE, name: str, pass_: str, *, back: bool) -> None:
+    """Bring tokens to their experts, or results home (`back`)."""
+    layout = part.layout
+    tokens = float(part.tokens.local * part.model.hidden * part.element_bytes)
+    if part.recipe.dispatcher == "all_gather":
+        ranks = layout.ep * layout.etp
+        kind: CollectiveKind = "reduce_scatter" if back else "all_gather"
+        r.collective(kind, name, tokens * ranks, ranks, group="etp_ep", pass_=pass_)
+        return
+    gathered = _routed_bytes(part, moe) * layout.etp
+    if back:
+        r.collective("reduce_scatter", name, gathered, layout.etp, group="etp", pass_=pass_)
+    r.collective("all_to_all", name, _routed_bytes(part, moe), layout.ep, group="ep", pass_=pass_)
+    if not back:
+        r.collective("all_gather", name, gathered, layout.etp, group="etp", pass_=pass_)
+
+
+def _experts_forward(r: Recorder, part: Part, moe: MoE) -> None:
+    model, t, layout = part.model, part.tokens, part.layout
+    start = r.last
+    r.gemm("moe.router", t.local, moe.num_experts, model.hidden)
+    r.kernel("moe.router", MemoryOp("router", t.local, moe.num_experts, model.dtype))
+    rows = expert_rows(part, moe)
+    r.kernel("moe.permute", MemoryOp("moe_permute", t.local * moe.top_k, model.hidden, model.dtype))
+    _dispatch(r, part, moe, "moe.dispatch", r.pass_, back=False)
+    inner = -(-moe.expert.ffn // layout.etp)
+    up = inner * (2 if moe.expert.gated else 1)
+    dtype = part.gemm_dtype
+    r.kernel("moe.fc1", GroupedGemmOp(rows, up, model.hidden, dtype))
+    kind = "silu_mul" if moe.expert.gated else "gelu"
+    r.kernel("moe.act", MemoryOp(kind, sum(rows), inner, model.dtype))
+    r.kernel("moe.fc2", GroupedGemmOp(rows, model.hidden, inner, dtype))
+    _dispatch(r, part, moe, "moe.combine", r.pass_, back=True)
+    r.kernel("moe.unpermute", MemoryOp("moe_unpermute", t.local, model.hidden, model.dtype, topk=moe.top_k))
+    if moe.shared is not None:
+        routed, r.last = r.last, start
+        _dense_forward(r, part, moe.shared, "moe.shared.")
+        r.also(routed)
+        r.kernel("moe.shared.fc2", MemoryOp("add", t.local, model.hidden, model.dtype))
+
+
+def _experts_backward(r: Recorder, part: Part, moe: MoE, keep: frozenset[str]) -> None:
+    model, t, layout = part.model, part.tokens, part.layout
+    rows = expert_rows(part, moe)
+    inner = -(-moe.expert.ffn // layout.etp)
+    up = inner * (2 if moe.expert.gated else 1)
+    dtype = part.gemm_dtype
+    dgrad = "dgrad" in keep
+    if moe.shared is not None:
+        _dense_backward(r, part, moe.shared, "moe.shared.", keep)
+    if dgrad:
+        r.kernel(
+            "moe.unpermute", MemoryOp("moe_unpermute", t.local, model.hidden, model.dtype, "bwd", moe.top_k),
+            pass_="dgrad",
+        )  # fmt: skip
+        _dispatch(r, part, moe, "moe.combine", "dgrad", back=False)
+    _grouped_backward(r, part, "moe.fc2", rows, model.hidden, inner, dtype, keep)
+    if dgrad:
+        kind = "silu_mul" if moe.expert.gated else "gelu"
+        r.kernel("moe.act", MemoryOp(kind, sum(rows), inner, model.dtype, "bwd"), pass_="dgrad")
+    _grouped_backward(r, part, "moe.fc1", rows, up, model.hidden, dtype, keep)
+    if dgrad:
+        _dispatch(r, part, moe, "moe.dispatch", "dgrad", back=True)
+        work = MemoryOp("moe_permute", t.local * moe.top_k, model.hidden, model.dtype, "bwd")
+        r.kernel("moe.permute", work, pass_="dgrad")
+        r.kernel("moe.router", MemoryOp("router", t.local, moe.num_experts, model.dtype, "bwd"), pass_="dgrad")
+    gemm_backward(r, part, "moe.router", t.local, model.hidden, moe.num_experts, keep)
+
+
+def _grouped_backward(
+    r: Recorder, part: Part, name: str, rows: tuple[int, ...], n: int, k: int, dtype: str, keep: frozenset[str]
+) -> None:
+    """Two grouped GEMMs; the weight gradient's products share a depth of one expert's rows."""
+    if "dgrad" in keep:
+        r.kernel(name, GroupedGemmOp(rows, k, n, dtype), pass_="dgrad")
+    if "wgrad" in keep:
+        depth = max(1, round(sum(rows) / max(1, len(rows))))
+        r.kernel(name, GroupedGemmOp((n,) * len(rows), k, depth, dtype), pass_="wgrad")
+        accumulate(r, part, name, len(rows) * n * k)

@@ -1,0 +1,60 @@
+"""Recipe: which kernels a framework runs for the same model; what published setups ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from overlapsim.workload.model import check_choice, check_flags
+
+AttentionKernel = Literal["flash", "unfused"]
+Accumulation = Literal["fused", "separate"]
+LossKernel = Literal["fused", "chain"]
+OptimizerKernel = Literal["adam", "chain"]
+Dispatcher = Literal["all_to_all", "all_gather"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Software choices that change which kernels run, not what they compute.
+
+    Attributes
+    ----------
+    attention : ``flash`` (one fused kernel) or ``unfused`` (scores, softmax, context as kernels of their own)
+    fused_softmax : unfused attention scales, masks and takes the softmax in one kernel, where its rules allow
+    dropout : attention probabilities and both residual branches are dropped
+    accumulation : weight gradients are added to the main gradient by their GEMM (``fused``) or by another kernel
+    loss : cross entropy in one kernel, or as a chain of fp32 kernels
+    optimizer : one fused Adam, or unscale, norm, clip, step and cast as chains of kernels
+    dispatcher : how tokens reach experts: exchanged (``all_to_all``) or gathered and scattered again (``all_gather``)
+    fp8 : linear layers quantise their operands and multiply in fp8
+    """
+
+    attention: AttentionKernel = "flash"
+    fused_softmax: bool = True
+    dropout: bool = False
+    accumulation: Accumulation = "fused"
+    loss: LossKernel = "fused"
+    optimizer: OptimizerKernel = "adam"
+    dispatcher: Dispatcher = "all_to_all"
+    fp8: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("attention", self.attention, get_args(AttentionKernel))
+        check_choice("accumulation", self.accumulation, get_args(Accumulation))
+        check_choice("loss", self.loss, get_args(LossKernel))
+        check_choice("optimizer", self.optimizer, get_args(OptimizerKernel))
+        check_choice("dispatcher", self.dispatcher, get_args(Dispatcher))
+        check_flags(self, "fused_softmax", "dropout", "fp8")
+
+
+RECIPES: Final[Mapping[str, Recipe]] = {
+    "modern": Recipe(),
+    # Megatron-LM of 2021-22: no flash attention, gradients accumulated by a kernel of their own, fp32 loss chain
+    # (hwprofiles/SOURCES.md, OP-BYTES).
+    "megatron-2021": Recipe(
+        attention="unfused", dropout=True, accumulation="separate", loss="chain", optimizer="chain"
+    ),
+}
+"""Recipes by name."""
