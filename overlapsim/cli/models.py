@@ -88,7 +88,8 @@ def _lines(model: ModelSpec, count: ParameterCount, flop: TokenFlop, seq_len: in
     for layer, times in model.kinds.items():
         yield f"  layers      {times} x {_layer_text(layer)}"
     if model.num_mtp_layers:
-        yield f"  mtp         {model.num_mtp_layers} more for training, {_amount(count.mtp)} parameters, in none of the sums"
+        extra = _amount(count.mtp)
+        yield f"  mtp         {model.num_mtp_layers} more for training, {extra} parameters, in none of the sums"
     if model.diffusion is None:
         tied = "tied" if model.tied_embeddings else "not tied"
         positions = f"{model.positions} positions to {model.max_positions}"

@@ -9,21 +9,20 @@ from overlapsim.errors import WorkloadError
 from overlapsim.plan import Finding
 from overlapsim.workload.model import check_num_layers, check_size, shown
 
-HARMLESS: Final = frozenset(
-    """
-    architectures auto_map model_type transformers_version tokenizer_class task_specific_params _name_or_path
-    bos_token_id eos_token_id pad_token_id pad_id eod_token_id sep_token_id decoder_start_token_id image_token_id
-    im_start_id im_end_id im_newline_id mask_init_id text_start_id text_end_id id2label label2id is_encoder_decoder
-    initializer_range initializer_factor use_cache return_dict output_attentions output_hidden_states use_bfloat16
-    output_router_logits router_aux_loss_coef aux_loss_alpha seq_aux router_jitter_noise input_jitter_noise
-    norm_topk_prob routed_scaling_factor rms_norm_eps layer_norm_epsilon layer_norm_eps norm_eps norm_type
-    scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn attention_dropout hidden_dropout
-    attn_pdrop embd_pdrop resid_pdrop dropout summary_type summary_activation summary_first_dropout
-    summary_proj_to_labels summary_use_proj rope_theta rope_scaling rope_parameters rope_interleave
-    partial_rotary_factor original_max_position_embeddings initial_context_length n_ctx qk_head_dim swiglu_limit
-    pretraining_tp ep_size org_vocab_size pool_type _attn_implementation add_cross_attention
-    """.split()
-)
+_HARMLESS_WORDS: Final = """
+architectures auto_map model_type transformers_version tokenizer_class task_specific_params _name_or_path
+bos_token_id eos_token_id pad_token_id pad_id eod_token_id sep_token_id decoder_start_token_id image_token_id
+im_start_id im_end_id im_newline_id mask_init_id text_start_id text_end_id id2label label2id is_encoder_decoder
+initializer_range initializer_factor use_cache return_dict output_attentions output_hidden_states use_bfloat16
+output_router_logits router_aux_loss_coef aux_loss_alpha seq_aux router_jitter_noise input_jitter_noise
+norm_topk_prob routed_scaling_factor rms_norm_eps layer_norm_epsilon layer_norm_eps norm_eps norm_type
+scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn attention_dropout hidden_dropout
+attn_pdrop embd_pdrop resid_pdrop dropout summary_type summary_activation summary_first_dropout
+summary_proj_to_labels summary_use_proj rope_theta rope_scaling rope_parameters rope_interleave
+partial_rotary_factor original_max_position_embeddings initial_context_length n_ctx qk_head_dim swiglu_limit
+pretraining_tp ep_size org_vocab_size pool_type _attn_implementation add_cross_attention
+"""
+HARMLESS: Final = frozenset(_HARMLESS_WORDS.split())
 """Fields that change neither sizes nor FLOP of training."""
 
 

@@ -52,8 +52,8 @@ def load_model(name: str | Path) -> tuple[ModelSpec, tuple[Finding, ...]]:
 
     Parameters
     ----------
-    name : a preset, which goes before a file of its name; or a path (with a slash or a suffix where in doubt) of a model file (``.yaml``), of a framework's configuration (``.json``), or of the folder
-        that holds its ``config.json``
+    name : a preset, which goes before a file of the same name; or the path of a model file (``.yaml``), of a
+        framework's configuration (``.json``), or of the folder that holds its ``config.json``
 
     Returns
     -------
