@@ -182,6 +182,11 @@ def test_a_published_configuration_is_the_preset(name: str) -> None:
     assert findings == (["quantized_weights"] if name == "deepseek-v3" else [])
 
 
+def test_gpt_oss_slides_on_every_second_layer_where_its_file_does_not_say() -> None:
+    config = {key: value for key, value in CONFIGS["gpt-oss-120b"].items() if key != "layer_types"}
+    assert read(config, "gpt-oss-120b") == (load_preset("gpt-oss-120b"), [])
+
+
 def test_gpt2_and_gpt3_style() -> None:
     model, findings = read({**GPT2, "torch_dtype": "float32", "activation_function": "gelu_new", "n_ctx": 1024})
     assert parameters(model).total == 124_439_808
