@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from overlapsim.cost.base import MEASURED, Cost, Demand, Family, Spread, hbm_rate
 from overlapsim.cost.beliefs import curve_findings, kernel_finding, machine_findings, slow_findings
-from overlapsim.cost.collective import CollectiveModel
+from overlapsim.cost.collective import CollectiveModel, busbw_factor
 from overlapsim.cost.curve import Curve, FloatArray
 from overlapsim.cost.gemm import (
     GemmCost,
@@ -23,8 +23,10 @@ from overlapsim.cost.gemm import (
     refuse_oversized,
     template_gemm_cost,
 )
+from overlapsim.cost.group_collective import GroupModel, GroupPlace
 from overlapsim.cost.kernels import work_cost
 from overlapsim.cost.overlap import OverlapSpec, overlap_spec
+from overlapsim.cost.sm_feed import fewer_sms_s, sm_bytes_per_s
 from overlapsim.cost.transport import TransportModel, engine_sms, transport_refusal
 from overlapsim.errors import UsageError
 from overlapsim.hardware.profile import Cluster, CurveTable, DeviceSpec
@@ -41,6 +43,7 @@ from overlapsim.workload.operators import (
 )
 
 End = Literal["low", "high"]
+AnyModel = CollectiveModel | TransportModel | GroupModel
 # Time of a piece of a GEMM, or of another tile, over the whole's: what models of neighbouring shapes differ by
 # (hwprofiles/SOURCES.md, AIC-GEMM), and the fitted chunked rows of the FlashOverlap artifact.
 PIECES: Final = Spread(0.96, 1.06, "residual")
@@ -70,6 +73,8 @@ class PriceBook:
     tile : (BM, BN) or (BM, BN, BK) of the measured kernels, and of every strategy's kernel
     collective_sms : SMs (CTAs) that a collective holds; the cluster's when None
     overlap_constants : what a GEMM and a collective cost each other; the cluster's when None
+    groups : where a layout's groups lie, by the name that collectives give (`CollectiveOp.group`); a collective whose
+        group is not among them runs over the first ranks
     factors : multiplier of all times of a family
     ends : families taken at the low or high end of their spread
     vendor_kernels : price every strategy's kernel as fast as the vendor's (what if)
@@ -98,6 +103,7 @@ class PriceBook:
     tile: Sequence[int] | None = None
     collective_sms: int | None = None
     overlap_constants: OverlapSpec | None = None
+    groups: Mapping[str, GroupPlace] = field(default_factory=dict)
     factors: Mapping[Family, float] = field(default_factory=dict)
     ends: Mapping[Family, End] = field(default_factory=dict)
     vendor_kernels: bool = False
@@ -239,8 +245,9 @@ class PriceBook:
         UsageError
             If the machine cannot run it by the engine asked for; `refusal` says so before.
         """
-        cost = self._model(op.kind, op.ranks, op.engine).cost(op.size_bytes, device)
-        seconds = float(self._seconds(op.kind, op.ranks, op.size_bytes, op.engine))
+        model = self._model(op.kind, op.ranks, op.engine, op.group)
+        cost = model.cost(op.size_bytes, device)
+        seconds = float(self._model_seconds(model, op.size_bytes))
         return replace(cost, duration_s=seconds, sm=self.comm_sms(op.kind, op.engine) if op.ranks > 1 else 0)
 
     def refusal(self, op: CollectiveOp) -> str | None:
@@ -249,11 +256,11 @@ class PriceBook:
 
     def flow(self, op: CollectiveOp, device: int = 0) -> tuple[float, tuple[Demand, ...]]:
         """Duration and demands of `collective`, without the rest: what tasks are made of, thousands of times."""
-        key = (op.kind, op.ranks, op.size_bytes, device, op.engine)
+        key = (op.kind, op.ranks, op.size_bytes, device, op.engine, op.group)
         if key not in self._flows:
-            seconds = float(self._seconds(op.kind, op.ranks, op.size_bytes, op.engine))
-            demands = self._model(op.kind, op.ranks, op.engine).demands(op.size_bytes, device)
-            self._flows[key] = (seconds, demands)
+            model = self._model(op.kind, op.ranks, op.engine, op.group)
+            seconds = float(self._model_seconds(model, op.size_bytes))
+            self._flows[key] = (seconds, model.demands(op.size_bytes, device))
         return self._flows[key]
 
     @cached_property
@@ -261,7 +268,7 @@ class PriceBook:
         return {}
 
     @cached_property
-    def _flows(self) -> dict[tuple[CollectiveKind, int, float, int, Engine], tuple[float, tuple[Demand, ...]]]:
+    def _flows(self) -> dict[tuple[CollectiveKind, int, float, int, Engine, str], tuple[float, tuple[Demand, ...]]]:
         return {}
 
     def collective_seconds(
@@ -274,7 +281,7 @@ class PriceBook:
         UsageError
             If a size is negative or not finite, or the engine cannot run it.
         """
-        return self._seconds(kind, ranks, size_bytes, engine)
+        return self._model_seconds(self._model(kind, ranks, engine), size_bytes)
 
     def comm_sms(self, kind: CollectiveKind, engine: Engine = "kernel") -> int:
         """SMs that a collective holds while it runs: none by copy engines, NVLS's own channels by NVLS.
@@ -290,6 +297,23 @@ class PriceBook:
             return engine_sms(self.cluster, engine)
         sms = min(self.overlap.comm_sms, self._device.num_sms)
         return 1 << (sms.bit_length() - 1) if kind in ("all_to_all", "send_recv") and sms else sms
+
+    def sm_slowdown(self, op: CollectiveOp, sms: int) -> float:
+        """Time of a collective on `sms` SMs over its price, which is on `comm_sms`: 1 from there up, and for 0 SMs."""
+        full = self.comm_sms(op.kind, op.engine)
+        if op.ranks < 2 or not 0 < sms < full:
+            return 1.0
+        if (op, sms) not in self._slowdowns:
+            seconds = self.flow(op)[0]
+            bandwidth_s = min(seconds, self.without_latency().flow(op)[0])
+            bus_bytes = op.size_bytes * busbw_factor(op.kind, op.ranks)
+            longer_s = fewer_sms_s(bandwidth_s, bus_bytes, sms, full, sm_bytes_per_s(self._device).typical)
+            self._slowdowns[op, sms] = 1 + longer_s / seconds
+        return self._slowdowns[op, sms]
+
+    @cached_property
+    def _slowdowns(self) -> dict[tuple[CollectiveOp, int], float]:
+        return {}
 
     @cached_property
     def overlap(self) -> OverlapSpec:
@@ -388,7 +412,14 @@ class PriceBook:
             return 1.0
         return self.gemm_time_s / self._vendor_model(self.gemm).duration_s
 
-    def _model(self, kind: CollectiveKind, ranks: int, engine: Engine = "kernel") -> CollectiveModel | TransportModel:
+    def _model(self, kind: CollectiveKind, ranks: int, engine: Engine = "kernel", group: str = "") -> AnyModel:
+        place = self.groups.get(group)
+        if engine == "kernel" and place is not None and place.ranks == ranks:
+            placed = ("group", kind, place)
+            if placed not in self.models:
+                self.models[placed] = GroupModel(self.cluster, kind, place)
+            model: GroupModel = self.models[placed]
+            return model
         if engine == "kernel":
             return self._library(kind, ranks)
         key = ("transport", kind, ranks, engine)
@@ -430,10 +461,7 @@ class PriceBook:
             return self._template_model(op, None).tile
         return checked_tile(op, self.tile, self._device)
 
-    def _seconds(
-        self, kind: CollectiveKind, ranks: int, size_bytes: ArrayLike, engine: Engine = "kernel"
-    ) -> FloatArray:
-        model = self._model(kind, ranks, engine)
+    def _model_seconds(self, model: AnyModel, size_bytes: ArrayLike) -> FloatArray:
         end = self.ends.get("collective")
         if self.no_latency:
             seconds = model.bandwidth_seconds(size_bytes)
