@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -63,14 +63,11 @@ def problems(compiled: Compiled) -> tuple[str, ...]:
         found.append(str(error))
     if compiled.spilled_bytes > MOST_SPILLED:
         found.append(f"{compiled.spilled_bytes} bytes of a thread are spilled; expected at most {MOST_SPILLED}")
-    checks: dict[str, Callable[[str], tuple[str, ...]]] = {
-        "gemm": signal_problems,
-        "arrival": lambda ptx: acquire_problems(ptx, guards_loads=True),
-        "wait": acquire_problems,
-        "hold": acquire_problems,
-    }
     kind = compiled.variant.split()[0].rstrip(",")
-    found += checks.get(kind, lambda _: ())(compiled.ptx)
+    if kind == "gemm":
+        found += signal_problems(compiled.ptx)
+    elif kind in ("arrival", "wait", "hold"):
+        found += acquire_problems(compiled.ptx, guards_loads=kind == "arrival")
     if kind == "hold" and (compiled.spilled_bytes or not fills_registers(compiled.registers, compiled.warps)):
         found.append(f"{compiled.registers} registers a thread do not fill an SM: other blocks fit beside it")
     return tuple(found)

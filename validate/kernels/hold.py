@@ -31,7 +31,7 @@ def hold_kernel(started_ptr, stop_ptr, filler_ptr, timeout_us, max_polls, FILL: 
         pause(CLOCK)
         stop = tl.atomic_add(stop_ptr, 0, sem="acquire", scope="gpu")
         polls += 1
-    # Never true, but unknown to the compiler: what was loaded has to live until here.
-    again = stop == -1
-    tl.store(filler_ptr + at, kept, mask=again)
-    tl.store(filler_ptr + FILL + half, more, mask=again)
+    # Nothing is ever stored, but the compiler cannot know: what was loaded has to live until here.
+    again = tl.where(stop == -1, FILL, 0)
+    tl.store(filler_ptr + at, kept, mask=at < again)
+    tl.store(filler_ptr + FILL + half, more, mask=half < again)

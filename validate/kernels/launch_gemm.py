@@ -234,8 +234,8 @@ def _check_operands(a: Tensor, b: Tensor, out: Tensor, config: GemmConfig, tf32:
         span = (rows - 1) * tensor.stride(-2) + (columns - 1) * tensor.stride(-1)
         if not 0 <= span < 2**31 or min(tensor.stride()) < 0:
             raise StrategyError(
-                f"{what} with strides {tensor.stride()}: a {rows}x{columns} piece spans {span} elements; expected less than "
-                "2^31: make it contiguous"
+                f"{what} with strides {tensor.stride()}: a piece of {rows}x{columns} spans {span} elements; expected "
+                "less than 2^31: make it contiguous"
             )
     if tf32 and a.dtype != torch.float32:
         raise StrategyError(f"tf32 with operands of {a.dtype}; expected fp32 tensors")
