@@ -156,7 +156,7 @@ class TunerMachine:
     @property
     def family(self) -> str:
         """Architecture whose constants hold: ada counts as ampere, unknown ones as hopper."""
-        return _KIN.get(self.architecture, self.architecture if self.architecture in _LL_CAP else "hopper")
+        return _family(self.architecture)
 
     def ring_bytes_per_s(self) -> float:
         """Bus bandwidth of ring and Simple: usable links inside a node, NICs between more than two."""
@@ -165,6 +165,21 @@ class TunerMachine:
 
 
 _KIN: Final[Mapping[str, str]] = {"ada": "ampere", "turing": "volta", "blackwell_ultra": "blackwell"}
+
+
+def _family(architecture: str) -> str:
+    return _KIN.get(architecture, architecture if architecture in _LL_CAP else "hopper")
+
+
+def channel_bytes_per_s(architecture: str) -> float:
+    """Bus bytes/s that one channel of a ring, hence one CTA, moves inside a node at most (LL128).
+
+    Examples
+    --------
+    >>> channel_bytes_per_s("ampere") / 1e9, channel_bytes_per_s("hopper") / 1e9
+    (20.0, 36.7)
+    """
+    return _PER_CHANNEL["ring", "ll128"][_family(architecture)][0] * _GB
 
 
 def num_steps(kind: str, ranks: int) -> int:

@@ -143,7 +143,7 @@ class Gpu:
         units: int = 1,
         tag: str = "",
     ) -> int:
-        """Add a collective on `sms` SMs, by default its price's; members of a `group` start and end together.
+        """Add a collective on `sms` SMs, by default its price's, slower on fewer; a `group` starts and ends as one.
 
         One by copy engines takes the engine of number 0 instead, or the one whose `pool` is given.
         With several `units` it moves in equal chunks, whose ends other tasks may wait for.
@@ -153,6 +153,8 @@ class Gpu:
             sms, pool = 1, self.copy_engine() if pool is None else pool
         elif sms is None:
             sms = self.prices.comm_sms(op.kind, op.engine) if op.ranks > 1 else 0
+        else:
+            duration_s *= self.prices.sm_slowdown(op, sms)
         return self.builder.add_flow(
             stream=self.comm_stream if stream is None else stream,
             pool=self.pool if pool is None else pool,
