@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 from overlapsim.errors import WorkloadError
-from overlapsim.workload.build_attention import Part, Tokens, attention_backward, attention_forward, core
+from overlapsim.workload.attention import AttentionOp, UnfusedAttention
+from overlapsim.workload.build_attention import Part, Tokens, attention_backward, attention_forward
 from overlapsim.workload.build_ends import (
     embed_backward,
     embed_forward,
@@ -17,13 +19,12 @@ from overlapsim.workload.build_ends import (
 from overlapsim.workload.build_mlp import mlp_backward, mlp_forward
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.model import Layer, ModelSpec
-from overlapsim.workload.operators import OperatorGraph
+from overlapsim.workload.operators import CollectiveOp, GemmOp, KernelOp, Operator, OperatorGraph
 from overlapsim.workload.recipe import Recipe
+from overlapsim.workload.recompute import Recompute
 from overlapsim.workload.recorder import Recorder
 
-Recompute = Literal["none", "selective", "full"]
 Which = Literal["forward", "backward", "input_grad", "weight_grad"]
-RECOMPUTE: Final[tuple[Recompute, ...]] = get_args(Recompute)
 _KEEP: Final[dict[Which, frozenset[str]]] = {
     "backward": frozenset({"dgrad", "wgrad"}),
     "input_grad": frozenset({"dgrad"}),
@@ -39,12 +40,12 @@ class GraphBuilder:
     ----------
     model, layout, recipe : what is computed, how it is split, and with which kernels
     micro_batch, sequence : sequences of a micro-batch on one data-parallel rank, and tokens of each
-    recompute : what the backward pass computes again: nothing, the attention core (``selective``) or the whole layer
+    recompute : what the backward pass computes again
 
     Raises
     ------
     WorkloadError
-        If a size is below 1 or the recompute mode is unknown.
+        If a size is below 1.
 
     Examples
     --------
@@ -60,18 +61,21 @@ class GraphBuilder:
     recipe: Recipe
     micro_batch: int
     sequence: int
-    recompute: Recompute = "none"
+    recompute: Recompute = field(default_factory=Recompute)
 
     def __post_init__(self) -> None:
         if self.micro_batch < 1 or self.sequence < 1:
             raise WorkloadError(
                 f"a micro-batch of {self.micro_batch} sequences of {self.sequence} tokens; expected at least 1 of 1"
             )
-        if self.recompute not in RECOMPUTE:
-            raise WorkloadError(f"recompute is {self.recompute!r}; expected one of {', '.join(RECOMPUTE)}")
 
-    def layer(self, layer: Layer, which: Which) -> OperatorGraph:
-        """Operators of one layer's pass; a backward pass begins with what it computes again."""
+    def layer(self, layer: Layer, which: Which, *, rebuilt: bool = True) -> OperatorGraph:
+        """Operators of one layer's pass; a backward pass begins with what it computes again.
+
+        Parameters
+        ----------
+        rebuilt : False for a layer that full recompute leaves out (method ``block``)
+        """
         part = self._part(layer)
         r = Recorder("fwd", self.model.dtype)
         if which == "forward":
@@ -79,7 +83,7 @@ class GraphBuilder:
             mlp_forward(r, part)
             return r.graph()
         keep = _KEEP[which]
-        if "dgrad" in keep and self.recompute != "none":
+        if "dgrad" in keep and self.recompute.granularity != "none" and rebuilt:
             self._again(r, part)
         mlp_backward(r, part, keep=keep)
         attention_backward(r, part, keep=keep)
@@ -115,19 +119,50 @@ class GraphBuilder:
         )
 
     def _again(self, r: Recorder, part: Part) -> None:
-        again = Recorder("recompute", self.model.dtype)
-        if self.recompute == "full":
-            attention_forward(again, part)
-            mlp_forward(again, part)
-        else:
-            again.kernel("attn.core", core(part, "fwd"))
-        append(r, again)
+        whole = Recorder("recompute", self.model.dtype)
+        attention_forward(whole, part)
+        mlp_forward(whole, part)
+        if self.recompute.granularity == "full":
+            append(r, whole.graph())
+            return
+        graph, modules = whole.graph(), self.recompute.modules
+        latent = part.layer.attention.latent
+        ranks = () if latent is None else (latent.q_rank, latent.kv_rank)
+        again = [i for i, op in enumerate(graph.operators) if modules_of(op, ranks) & modules]
+        append(r, graph.part(again))
 
 
-def append(r: Recorder, other: Recorder) -> None:
-    """Record all operators of another recorder behind the last one."""
-    graph, offset = other.graph(), len(r)
+def modules_of(op: Operator, latent_ranks: Sequence[int | None] = ()) -> frozenset[str]:
+    """Modules (`recompute.MODULES`) that hold an operator of the forward pass.
+
+    Parameters
+    ----------
+    op : operator
+    latent_ranks : inner sizes by which MLA's up-projections are known
+    """
+    found = set()
+    if isinstance(op, KernelOp):
+        if isinstance(op.work, AttentionOp | UnfusedAttention):
+            found.add("core_attn")
+        if op.name.endswith(".norm"):
+            found.add("layernorm")
+        if op.name in ("mlp.act", "moe.act"):
+            found.add(f"{op.name.partition('.')[0]}_act")
+    if isinstance(op, GemmOp) and op.name == "attn.qkv" and op.k in latent_ranks:
+        found.add("mla_up_proj")
+    if isinstance(op, CollectiveOp) and op.name == "moe.dispatch":
+        found.add("moe_dispatch")
+    if isinstance(op, CollectiveOp) and (op.name, op.kind) == ("attn.out", "all_to_all"):
+        found.add("attn_exchange")
+    room = op.name.partition(".")[0]
+    if room in ("mlp", "moe") and not op.name.endswith(".norm"):
+        found.add("shared_experts" if op.name.startswith("moe.shared") else room)
+    return frozenset(found)
+
+
+def append(r: Recorder, graph: OperatorGraph) -> None:
+    """Record the operators of a graph behind the last one; what needs none of the others needs that."""
+    offset, last = len(r), r.last
     for position, op in enumerate(graph.operators):
-        before = [offset + producer for producer in graph.producers(position)] or [r.last if offset else -1]
-        r.add(op, before, graph.stream_of(position), main=False)
-    r.last = offset + other.last
+        before = [offset + producer for producer in graph.producers(position)] or [last]
+        r.add(op, before, graph.stream_of(position))
