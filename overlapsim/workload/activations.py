@@ -98,7 +98,7 @@ class _Ledger:
             yield from self._moe(layer.mlp)
         else:
             yield from self._mlp(layer.mlp, "mlp.", "mlp", "mlp_act")
-        yield self._residual("mlp.norm", "output", needed=False)
+        yield self._residual("mlp.norm", "next_input", needed=False)
 
     @property
     def tokens(self) -> float:
