@@ -14,7 +14,7 @@ from overlapsim.validate.kernels.config import GemmConfig
 from overlapsim.cost.tiles import TileGrid
 from overlapsim.errors import StrategyError
 from overlapsim.schedule.reorder import ReorderMap, SubtileMap, SubtokenMap, TileMap, from_settings, planned_map
-from overlapsim.schedule.reorder_layout import slots_of
+from overlapsim.schedule.reorder_layout import extents, rows_by_rank, slots_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,13 +75,26 @@ class TileOrder:
                 f"each other for {tiles} tiles; expected consecutive slots, each in exactly one group: a wait would "
                 "never end"
             )
-        slab = self.slab_start.cpu().numpy()
-        by_row = self.row_part is not None and self.row_index is not None
-        if slab.ndim != 2 or slab.shape[1] != tiles or (not by_row and slab.shape[0] != 1):
-            raise StrategyError(f"slab table of shape {slab.shape}; expected one line a part and {tiles} slots")
-        if slab.min() < 0 or slab.max() >= self.packed_elements:
+        self._check_addresses(order)
+
+    def _check_addresses(self, order: NDArray[Any]) -> None:
+        """Refuse tables by which a kernel would write outside the packed buffer."""
+        grid, slab = self.grid, self.slab_start.cpu().numpy()
+        if self.row_part is None or self.row_index is None:
+            part = np.zeros(grid.m, dtype=np.int64)
+        else:
+            part = self.row_part.cpu().numpy()
+        if slab.shape != (slab.shape[0], grid.num_tiles) or part.size != grid.m or part.max() >= slab.shape[0]:
             raise StrategyError(
-                f"slabs start at {slab.min()} .. {slab.max()} in a packed buffer of {self.packed_elements} elements"
+                f"a slab table of shape {slab.shape} and parts of {part.size} rows for {grid.m} rows in "
+                f"{grid.num_tiles} tiles; expected one line a part, one column a slot"
+            )
+        rows, _ = rows_by_rank(part, grid.bm, slab.shape[0])
+        tile_row, tile_column = np.divmod(order, grid.grid_n)
+        ends = slab + rows.T[:, tile_row] * extents(grid.n, grid.bn)[tile_column]
+        if slab.min() < 0 or ends.max() > self.packed_elements:
+            raise StrategyError(
+                f"slabs reach from {slab.min()} to {ends.max()} in a packed buffer of {self.packed_elements} elements"
             )
 
     @classmethod
