@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -147,6 +147,37 @@ class ProgramBuilder:
             raise ProgramError(f"edge from task {src}, but {len(self._ops)} tasks were added; add tasks before edges")
         units = self._integers[src * len(_TASK_INTEGERS) + _UNITS] if src_units is None else src_units
         self._edges.extend((src, units, dst, dst_unit, lag_ps))
+
+    @property
+    def num_tasks(self) -> int:
+        """Tasks added so far; the next one gets this number."""
+        return len(self._ops)
+
+    def add_memory(self, task: int, allocates_bytes: float = 0.0, frees_bytes: float = 0.0) -> None:
+        """Let `task` allocate that much more at its start and free that much more at its end."""
+        at = task * len(_TASK_FLOATS)
+        self._floats[at + _TASK_FLOATS.index("mem_start")] += allocates_bytes
+        self._floats[at + _TASK_FLOATS.index("mem_end")] += frees_bytes
+
+    def column(self, name: str) -> list[int]:
+        """Values of one integer column of all tasks so far: ``kind``, ``stream``, ``pool``, ``sm`` ..."""
+        return self._integers[_TASK_INTEGERS.index(name) :: len(_TASK_INTEGERS)]
+
+    def stream_queues(self) -> list[int]:
+        """Hardware queue of each stream so far."""
+        return [queue for _, queue, _ in self._streams]
+
+    def stream_names(self) -> list[str]:
+        """Name of each stream so far."""
+        return [name for _, _, name in self._streams]
+
+    def waits(self) -> Iterator[tuple[int, int]]:
+        """Yield (source, task) of every edge so far by which a task may not become eligible."""
+        width = len(_EDGE_INTEGERS)
+        for i in range(0, len(self._edges), width):
+            src, _, dst, dst_unit, _ = self._edges[i : i + width]
+            if dst_unit < 0:
+                yield src, dst
 
     def _add(
         self,

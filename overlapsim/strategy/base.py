@@ -52,6 +52,7 @@ Need = Literal[
     "one_queue_before_blackwell",
     "many_queues",
     "direct_dispatch",
+    "eager_stages",
 ]
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import heapq
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from overlapsim.errors import StrategyError
+from overlapsim.plan import Finding
 from overlapsim.strategy.base import Context, Parameters, Relation, Strategy
+from overlapsim.strategy.budget import sm_budget
+from overlapsim.strategy.compatibility import Setting, advise, check_compatible
 from overlapsim.strategy.tasks import Placement, Site
 from overlapsim.units import ps_from_s
-from overlapsim.workload.operators import CollectiveOp, GemmOp, Operator, OperatorGraph
+from overlapsim.workload.operators import STEP_PREFIXES, CollectiveOp, GemmOp, Operator, OperatorGraph
 
 
 class ArrangingStrategy(Strategy):
@@ -52,10 +56,32 @@ class Composition:
     ----------
     arranging : applied to the whole graph, in this order
     pairs : by operator name and pass, which strategy takes the GEMM and its collective, in every layer
+    setting : what is known of the run; the machine and the queues are filled in
     """
 
     arranging: tuple[Chosen, ...] = ()
     pairs: Mapping[tuple[str, str], Chosen] = field(default_factory=dict)
+    setting: Setting = field(default_factory=Setting)
+
+    @property
+    def strategies(self) -> tuple[Strategy, ...]:
+        """All that is switched on."""
+        return tuple(chosen.strategy for chosen in (*self.arranging, *self.pairs.values()))
+
+
+class Composed(NamedTuple):
+    """What became of a composition.
+
+    Attributes
+    ----------
+    graph : as arranged
+    placement : where its operators went
+    findings : what is allowed and does not help, and which GEMMs lose a wave to communication
+    """
+
+    graph: OperatorGraph
+    placement: Placement
+    findings: tuple[Finding, ...]
 
 
 @dataclass(frozen=True)
@@ -66,19 +92,19 @@ class Piece:
     chosen: Chosen
 
 
-def compose(context: Context, composition: Composition, site: Site) -> tuple[OperatorGraph, Placement]:
+def compose(context: Context, composition: Composition, site: Site) -> Composed:
     """Arrange the graph, find the pairs of each strategy, and add the tasks of everything to `site`.
-
-    Returns
-    -------
-    OperatorGraph, Placement
-        The arranged graph, and where its operators went.
 
     Raises
     ------
     StrategyError
-        If a chosen pair is not there, does not apply, or cannot be one piece.
+        If strategies do not go together in this setting, a chosen pair is not there, does not apply, or cannot be one
+        piece, or collectives on different streams would hold more SMs than there are (cause ``contention``).
     """
+    device = context.prices.cluster.device
+    setting = replace(composition.setting, architecture=device.architecture, num_queues=site.num_queues)
+    if reasons := check_compatible(composition.strategies, setting):
+        raise StrategyError(f"these strategies do not go together: {'; '.join(reasons)}")
     graph = context.graph
     for chosen in composition.arranging:
         if not isinstance(chosen.strategy, ArrangingStrategy):
@@ -93,7 +119,13 @@ def compose(context: Context, composition: Composition, site: Site) -> tuple[Ope
     pieces = tuple(find_pieces(graph, composition.pairs))
     for piece in pieces:
         _refuse(piece.chosen, Context(graph.part(piece.operators), context.prices))
-    return graph, lower(arranged, site, pieces)
+    placement = lower(arranged, site, pieces)
+    budget = sm_budget(site.builder, site.gpu().pool, device.num_sms)
+    answer = budget.verdict()
+    if not answer.applies:
+        raise StrategyError(f"these strategies do not go together: {'; '.join(answer.reasons)} ({answer.cause})")
+    findings = (*advise(composition.strategies, setting), *budget.findings(graph, context.prices))
+    return Composed(graph, placement, findings)
 
 
 def _refuse(chosen: Chosen, context: Context) -> None:
@@ -132,7 +164,12 @@ def _is(op: Operator, kind: type[Operator], name: str, pass_: str) -> bool:
 
 
 def _partner(graph: OperatorGraph, gemm: int, relations: Sequence[Relation], taken: set[int]) -> int | None:
-    free = [i for i, op in enumerate(graph.operators) if isinstance(op, CollectiveOp) and i not in taken]
+    # Gradients, parameters and pipeline transfers belong to strategies that arrange the whole step.
+    free = [
+        i
+        for i, op in enumerate(graph.operators)
+        if isinstance(op, CollectiveOp) and i not in taken and not op.name.startswith(STEP_PREFIXES)
+    ]
     for relation in relations:
         if relation == "after":
             found = [i for i in free if (gemm, i) in graph.dependencies]
@@ -176,16 +213,20 @@ def lower(context: Context, site: Site, pieces: Sequence[Piece] = ()) -> Placeme
     entries: dict[int, tuple[int, ...]] = {}
     exits: dict[int, tuple[int, ...]] = {}
     owner = {position: number for number, piece in enumerate(pieces) for position in piece.operators}
-    for item in _items(graph, pieces, owner):
-        number = owner.get(item[0])
-        if number is None:
-            entries[item[0]] = exits[item[0]] = (_add(context, item[0], site),)
-        else:
-            chosen = pieces[number].chosen
-            inner = chosen.strategy.rewrite(Context(graph.part(item), context.prices), chosen.parameters, site)
-            for local, position in enumerate(item):
-                entries[position], exits[position] = inner.entries[local], inner.exits[local]
-        _join(graph, item, owner, entries, exits, site)
+    with site.placing():
+        for item in _items(graph, pieces, owner):
+            number = owner.get(item[0])
+            if number is None:
+                entries[item[0]] = exits[item[0]] = (_add(context, item[0], site),)
+            else:
+                chosen = pieces[number].chosen
+                inner = chosen.strategy.rewrite(Context(graph.part(item), context.prices), chosen.parameters, site)
+                for local, position in enumerate(item):
+                    entries[position], exits[position] = inner.entries[local], inner.exits[local]
+            _join(graph, item, owner, entries, exits, site)
+        for position, (allocated, freed) in enumerate(graph.memory):
+            site.builder.add_memory(entries[position][0], allocates_bytes=allocated)
+            site.builder.add_memory(exits[position][-1], frees_bytes=freed)
     return Placement(entries, exits)
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
 from overlapsim.cost.base import Cost, Demand
 from overlapsim.cost.gemm import GemmCost
+from overlapsim.cost.kernels import num_kernels
 from overlapsim.cost.prices import PriceBook
 from overlapsim.schedule.builder import ProgramBuilder
+from overlapsim.strategy.queues import add_queue_waits
 from overlapsim.units import ps_from_s
-from overlapsim.workload.operators import COMPUTE, CollectiveOp, GemmOp, KernelOp
+from overlapsim.workload.attention import AttentionOp, UnfusedAttention
+from overlapsim.workload.operators import COMPUTE, CollectiveOp, GemmOp, GroupedGemmOp, KernelOp, Work
 
 COMM: Final = "comm"
 """Name of the stream on which communication runs where nothing else is said."""
@@ -61,12 +65,25 @@ class Site:
         self.launch_ps = ps_from_s(launch_s) if launch_s > 0 else 0
         self._gpus: dict[int, Gpu] = {}
         self._num_groups = 0
+        self._open = self._placed = 0
 
     def gpu(self, device: int = 0) -> Gpu:
         """The modelled GPU of this number; made when first asked for."""
         if device not in self._gpus:
             self._gpus[device] = Gpu(self, device)
         return self._gpus[device]
+
+    @contextmanager
+    def placing(self) -> Iterator[None]:
+        """While tasks of a graph are added; when the outermost is done, what shared queues cost becomes waits."""
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+        if not self._open and self.num_queues is not None:
+            add_queue_waits(self.builder, self._placed)
+            self._placed = self.builder.num_tasks
 
     def new_group(self) -> int:
         """A number for FLOW tasks of several devices that start, move and end together."""
@@ -130,7 +147,10 @@ class Gpu:
         width = min(cost.sm or self.num_sms, self.num_sms if sms is None else sms)
         waves = min(MOST_WAVES, max(1, round(cost.duration_s / CTA_S)))
         seconds = cost.duration_s / waves
-        return self._blocks(op.name, op.pass_, width * waves, seconds, cost.demands, width, stream)
+        tag = f"{op.pass_} {_class_of(op.work)}"
+        return self._blocks(
+            op.name, tag, width * waves, seconds, cost.demands, width, stream, launches=num_kernels(op.work)
+        )
 
     def add_collective(
         self,
@@ -166,7 +186,7 @@ class Gpu:
             launch_ps=self._site.launch_ps,
             demands=self._per_unit(demands, units),
             op=op.name,
-            tag=tag or f"{op.pass_} {op.kind}",
+            tag=(tag or f"{op.pass_} {op.kind}") + (f" [{op.group}]" if op.group else ""),
         )
 
     def add_waiter(self, source: int, units: int, *, op: str, tag: str) -> int:
@@ -194,6 +214,7 @@ class Gpu:
         demands: Iterable[Demand],
         sms: int | None,
         stream: int | None,
+        launches: int = 1,
     ) -> int:
         # Costs name the HBM of device 0; the kernel reads its own.
         own = (Demand(d.resource.replace("[0]", f"[{self.device}]"), d.amount, d.capacity) for d in demands)
@@ -204,7 +225,7 @@ class Gpu:
             unit_ps=ps_from_s(unit_s),
             sm=self.num_sms if sms is None else sms,
             host=self.device,
-            launch_ps=self._site.launch_ps,
+            launch_ps=launches * self._site.launch_ps,
             demands=self._per_unit(own, units),
             op=op,
             tag=tag,
@@ -212,3 +233,10 @@ class Gpu:
 
     def _per_unit(self, demands: Iterable[Demand], units: int) -> dict[int, float]:
         return {self.builder.add_resource(d.capacity, d.resource): d.amount / units for d in demands}
+
+
+def _class_of(work: Work) -> str:
+    """What reports call a kernel: experts are GEMMs too."""
+    if isinstance(work, GroupedGemmOp):
+        return "gemm"
+    return "attention" if isinstance(work, AttentionOp | UnfusedAttention) else "kernel"

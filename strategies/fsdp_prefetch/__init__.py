@@ -1,0 +1,1 @@
+"""Sharded parameters, gathered ahead of their use."""
