@@ -116,9 +116,14 @@ def _crossing(others: Sequence[Axis], extent: int, block: int) -> int | None:
     """Lowest rank of a group that does not fit into one block of so many ranks: rank 0 if its group does not."""
     if extent >= block:
         return 0
+    inside = [(stride, size) for stride, size in others if stride % block]
+    if all(block % (stride * size) == 0 for stride, size in inside):
+        # Blocks are whole multiples of these axes: the last group of a block begins last.
+        last = sum(stride * (size - 1) for stride, size in inside)
+        return last if last + extent >= block else None
     # Where within a block groups may begin: sums of the other axes' steps, each place once.
     begins = {0: 0}
-    for stride, size in others:
+    for stride, size in inside:
         cycle = block // gcd(stride, block)
         begins = {
             (place + step * stride) % block: first + step * stride

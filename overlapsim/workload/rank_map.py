@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
+from types import MappingProxyType
 from typing import Final, Literal, get_args
 
 from overlapsim.errors import LayoutError
@@ -17,6 +19,7 @@ GROUP_KINDS: Final[tuple[GroupKind, ...]] = get_args(GroupKind)
 """``dp_cp`` adds up dense gradients (sp, cp and dp), in HSDP as ``shard`` (ranks with different shards) and
 ``replica`` (ranks with the same); ``etp_ep`` holds one set of experts; ``embedding`` is the first and the last stage of
 a pipeline, which share a tied embedding."""
+_EXPERT_KINDS: Final = frozenset(get_args(ExpertKind))
 ORDER: Final = ("tp", "sp", "cp", "ep", "dp", "pp")
 """Megatron's order, the first varying fastest: tp-cp-ep-dp-pp; Ulysses stands beside tp."""
 _AXES: Final[Mapping[GroupKind, frozenset[str]]] = {
@@ -73,7 +76,7 @@ class RankMap:
                 f"expected pp last, or edp ({self.layout.edp}) equal to dp ({self.layout.dp})"
             )
 
-    def grid(self, kind: GroupKind) -> dict[str, Axis]:
+    def grid(self, kind: GroupKind) -> Mapping[str, Axis]:
         """Stride and size of each axis of the grid that a kind of group lies in, the fastest first.
 
         Axes have the names of `ORDER`; ``dp`` holds different shards, and ``replica`` beyond it the same (HSDP).
@@ -85,10 +88,7 @@ class RankMap:
         """
         if kind not in GROUP_KINDS:
             raise LayoutError(f"group kind {kind!r} is unknown; expected one of {', '.join(GROUP_KINDS)}")
-        at = self.layout
-        if kind in get_args(ExpertKind):
-            return dict(self._walk({"tp": at.etp, "sp": 1, "cp": 1, "ep": at.ep, "dp": at.edp, "pp": at.pp}))
-        return dict(self._walk({"tp": at.tp, "sp": at.sp, "cp": at.cp, "ep": 1, "dp": at.dp, "pp": at.pp}))
+        return _grid(self.layout, self.order, kind in _EXPERT_KINDS)
 
     def size(self, kind: GroupKind) -> int:
         """Ranks of one group."""
@@ -137,14 +137,22 @@ class RankMap:
         """Strides and sizes that tell groups of one kind from each other."""
         return tuple(axis for name, axis in self.grid(kind).items() if name not in _AXES[kind])
 
-    def _walk(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, Axis]]:
-        stride = 1
-        for name in self.order:
-            inner = sizes[name] // (self.layout.hsdp if name == "dp" else 1)
-            yield name, (stride, inner)
-            if name == "dp":
-                yield "replica", (stride * inner, self.layout.hsdp)
-            stride *= sizes[name]
+
+@functools.lru_cache(maxsize=64)
+def _grid(layout: Layout, order: tuple[str, ...], expert: bool) -> Mapping[str, Axis]:
+    at = layout
+    sizes = {"tp": at.tp, "sp": at.sp, "cp": at.cp, "ep": 1, "dp": at.dp, "pp": at.pp}
+    if expert:
+        sizes |= {"tp": at.etp, "sp": 1, "cp": 1, "ep": at.ep, "dp": at.edp}
+    found: dict[str, Axis] = {}
+    stride = 1
+    for name in order:
+        inner = sizes[name] // (layout.hsdp if name == "dp" else 1)
+        found[name] = (stride, inner)
+        if name == "dp":
+            found["replica"] = (stride * inner, layout.hsdp)
+        stride *= sizes[name]
+    return MappingProxyType(found)
 
 
 def read_order(text: str) -> tuple[str, ...]:
