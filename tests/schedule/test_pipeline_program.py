@@ -174,6 +174,7 @@ def test_streams_pools_and_groups() -> None:
 def test_order_in_the_program_is_the_order_on_the_device() -> None:
     schedule = make_schedule("dualpipev", 3, 8)
     done = run(schedule, table(schedule, TIMES, transfer=Transfer(10)))
+    assert "(0F6;5B3)" in done.timeline.program.tag
     for device in range(3):
         own = done.tasks.task[schedule.ptr[device] : schedule.ptr[device + 1]]
         assert all(np.diff(own) >= 0)
@@ -233,6 +234,28 @@ def test_both_engines_agree(mode: P2pMode) -> None:
     assert compiled.run(program).same_instants(reference.run(program))
 
 
+def held(name: str, p: int, m: int) -> list[str]:
+    """Steps whose transfers their device waits for in steady mode, and not in overlapped."""
+    schedule = make_schedule(name, p, m, stages_per_device=SCHEDULES[name].stages_per_device or 2)
+    ends = []
+    for mode in P2P_MODES[:2]:
+        program = run(schedule, table(schedule, TIMES, transfer=Transfer(10)), mode).timeline.program
+        pairs = zip(program.edge_src.tolist(), program.edge_dst.tolist(), strict=True)
+        ends.append({(program.tag[src], program.tag[dst]) for src, dst in pairs})
+    assert ends[0] < ends[1]
+    return sorted(src for src, _ in ends[1] - ends[0])
+
+
+def test_steady_mode_waits_outside_the_steady_state_only() -> None:
+    # Device 1 runs F0 F1 | F2 B0 F3 B1 | B2 B3: nothing follows the last.
+    assert held("1f1b", 4, 4) == ["0F0 to 1", "0F1 to 1", "0F2 to 1", "1B2 to 0", "1F0 to 2", "1F1 to 2", "2F0 to 3"]
+    # Of an F&B pair both sends belong to the steady state: 0F2 | 0F3&2B0 2F2&2B1 2F3&0B0 | 0B1 2B2 2B3 0B2 0B3.
+    assert held("interleaved_pairs", 2, 4) == [
+        *("0F0 to 1", "0F1 to 1", "0F2 to 1", "1B2 to 0", "1F0 to 0", "1F1 to 0"),
+        *("2B2 to 1", "2B3 to 1", "2F0 to 1", "2F1 to 1", "3B3 to 0"),
+    ]
+
+
 # What is attached later.
 
 
@@ -260,6 +283,8 @@ def test_gradient_buckets(name: str) -> None:
         actions = schedule.gradient_index[stage, of_copy]
         assert (schedule.device[actions] == device).all()
         last = max(timeline.t_end[tasks.task[actions]])
+        assert schedule.device[tasks.last_backward(stage, copy)] == device
+        assert schedule.device[tasks.first_forward(stage, copy)] == device
         (task,) = {int(t) for t in tasks.task[actions] if timeline.t_end[t] == last}
         start, unit = int(timeline.t_start[task]), int(timeline.program.unit_ps[task])
         assert timeline.t_start[flow] == start + round(done * units) * unit + 2
