@@ -28,7 +28,7 @@ def command(plan: Path, output: Path | None, plot: Path | None, cluster: str | N
     """Simulate PLAN again: print its time, write its timeline."""
     content = read_plan(plan)
     check_targets(trace=output, plot=plot)
-    machine = load_cluster(cluster) if cluster else _planned_cluster(content.inputs.cluster, plan.parent)
+    machine = load_cluster(cluster) if cluster else planned_cluster(content.inputs.cluster, plan.parent)
     contention = content.inputs.contention
     with compile_note():
         again = replay(content, machine)
@@ -64,7 +64,7 @@ def command(plan: Path, output: Path | None, plot: Path | None, cluster: str | N
             click.echo(f"written to {target}")
 
 
-def _planned_cluster(name: str, folder: Path) -> Cluster:
+def planned_cluster(name: str, folder: Path) -> Cluster:
     """The cluster a plan names; a path that leads nowhere from here is tried from the plan's folder."""
     try:
         return load_cluster(name)
