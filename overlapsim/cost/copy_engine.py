@@ -43,6 +43,7 @@ def copy_engine_seconds(
     piece_s: float = PIECE_S.typical,
     share: float = NVLINK_SHARE.typical,
     base: bool = True,
+    pieces: int | None = None,
 ) -> FloatArray:
     """Time of one collective by copy engines: base, a start for each piece, bytes over the busiest link.
 
@@ -55,7 +56,8 @@ def copy_engine_seconds(
     ranks : 2 or more, on the first devices of one node
     sizes : nccl-tests sizes, bytes, any shape
     piece_s, share : of a piece, and of NVLink
-    base : False leaves base and starts out (bandwidth alone)
+    base : False leaves the collective's base out: who starts the copies also waits for the peers
+    pieces : copies that each rank starts; one for each peer (`copy_engine_pieces`) when None
 
     Returns
     -------
@@ -74,5 +76,6 @@ def copy_engine_seconds(
     reach = share if worst.link.startswith("nvlink") else 1.0
     bound = wire_lower_bound_s(cluster, ranks, kind, _REFERENCE)
     per_byte = max(worst.time_s / reach, bound) / _REFERENCE
-    start_s = cluster.collectives.base_s + copy_engine_pieces(kind, ranks) * piece_s if base else 0.0
+    count = copy_engine_pieces(kind, ranks) if pieces is None else pieces
+    start_s = count * piece_s + (cluster.collectives.base_s if base else 0.0)
     return np.asarray(start_s + np.asarray(sizes, dtype=np.float64) * per_byte, dtype=np.float64)

@@ -27,6 +27,7 @@ from overlapsim.cost.group_collective import GroupModel, GroupPlace
 from overlapsim.cost.kernels import work_cost
 from overlapsim.cost.overlap import OverlapSpec, overlap_spec
 from overlapsim.cost.sm_feed import fewer_sms_s, sm_bytes_per_s
+from overlapsim.cost.stores import FLAG_S, Stores, peer_stores
 from overlapsim.cost.transport import TransportModel, engine_sms, transport_refusal
 from overlapsim.errors import UsageError
 from overlapsim.hardware.profile import Cluster, CurveTable, DeviceSpec
@@ -49,6 +50,8 @@ AnyModel = CollectiveModel | TransportModel | GroupModel
 PIECES: Final = Spread(0.96, 1.06, "residual")
 # A signalled kernel over the vendor's: fitted wave_group rows of the same artifact, one shape left out.
 TEMPLATE: Final = Spread(0.95, 1.08, "residual")
+# Stores at 76 to 78 % of the link over what sheet and protocol allow, and below where ranks meet at one port.
+STORES: Final = Spread(0.9, 1.25, "prior")
 EXACT: Final = Spread(1.0, 1.0, "measured")
 # A poll and a launch: hosts and drivers differ by about this much.
 LAUNCH: Final = Spread(0.5, 2.0, "prior")
@@ -151,7 +154,9 @@ class PriceBook:
             cost = self._not_below_bound(op, self._vendor_model(op).scaled(self._vendor_ratio))
         return self._ends(op, cost, self._vendor_spread(cost), EXACT if own else PIECES)
 
-    def kernel_gemm(self, op: GemmOp, strategy: str, tile: Sequence[int] | None = None) -> GemmCost:
+    def kernel_gemm(
+        self, op: GemmOp, strategy: str, tile: Sequence[int] | None = None, *, slowdown: float | None = None
+    ) -> GemmCost:
         """Cost of the strategy's own kernel on all SMs; its ``tile_time_s`` holds on fewer SMs too.
 
         Measured where the user measured it.  Else the vendor's time on this
@@ -164,6 +169,7 @@ class PriceBook:
         op : shape
         strategy : name in the registry, the key of ``kernel_time_s``
         tile : the kernel's; the book's, or else the fastest of the device's, when None
+        slowdown : of a template of another family than the signalled one: its time over the vendor's, stores included
 
         Raises
         ------
@@ -171,12 +177,12 @@ class PriceBook:
             If the tile cannot be used with this output.
         """
         tile = self._kernel_tile(op) if tile is None else checked_tile(op, tile, self._device)
-        key = (strategy, op, tile)
+        key = (strategy, op, tile, slowdown)
         if key not in self._gemms:
-            self._gemms[key] = self._kernel_gemm(op, strategy, tile)
+            self._gemms[key] = self._kernel_gemm(op, strategy, tile, slowdown)
         return self._gemms[key]
 
-    def _kernel_gemm(self, op: GemmOp, strategy: str, tile: Tile) -> GemmCost:
+    def _kernel_gemm(self, op: GemmOp, strategy: str, tile: Tile, slowdown: float | None) -> GemmCost:
         if self.vendor_kernels:
             vendor = self.vendor_gemm(op)
             cost = self._template_model(op, tile)
@@ -191,9 +197,14 @@ class PriceBook:
             reference = self._template_model(self.gemm, self._kernel_tile(self.gemm))
             cost = model.scaled(measured_s / reference.duration_s)
             return self._ends(op, self._not_below_bound(op, cost), EXACT, PIECES)
-        cost = model.scaled(self._unmeasured_kernel_s(op, model) / model.duration_s)
-        cost = cost.scaled(1 + self._epilogue_s(op, cost) / cost.tile_time_s)
-        return self._ends(op, self._not_below_bound(op, cost), self._vendor_spread(cost), self._template_spread)
+        signalled_s = self._unmeasured_kernel_s(op, model)
+        if slowdown is None:
+            cost = model.scaled(signalled_s / model.duration_s)
+            cost = cost.scaled(1 + self._epilogue_s(op, cost) / cost.tile_time_s)
+        else:
+            cost = model.scaled(signalled_s * slowdown / self._device.kernels.template_slowdown / model.duration_s)
+        spread = self._template_spread if slowdown is None else TEMPLATE
+        return self._ends(op, self._not_below_bound(op, cost), self._vendor_spread(cost), spread)
 
     def kernel_tiles(self, op: GemmOp, strategy: str) -> tuple[Tile, ...]:
         """Tiles that the strategy's kernel may have: one if given or measured, else the device's that fit in C.
@@ -262,6 +273,47 @@ class PriceBook:
             seconds = float(self._model_seconds(model, op.size_bytes))
             self._flows[key] = (seconds, model.demands(op.size_bytes, device))
         return self._flows[key]
+
+    def copies(self, op: CollectiveOp, pieces: int, device: int = 0) -> tuple[float, tuple[Demand, ...]]:
+        """Duration and demands of one of `pieces` equal copies that together are `op`, by copy engines.
+
+        The collective's base is left out: a kernel that waits for each piece brings its own `barrier_s` and `flag_s`.
+
+        Raises
+        ------
+        UsageError
+            If the machine's copy engines cannot run it.
+        """
+        model = self._model(op.kind, op.ranks, "copy_engine")
+        assert isinstance(model, TransportModel), "copies go by copy engines"
+        if self.no_latency:
+            seconds = float(model.bandwidth_seconds(op.size_bytes)) / pieces
+        else:
+            seconds = model.piece_seconds(op.size_bytes, pieces, self.ends.get("collective"))
+        seconds *= self.factors.get("collective", 1.0)
+        return seconds, model.demands(op.size_bytes / pieces, device, seconds)
+
+    def stores(self, op: CollectiveOp, device: int = 0) -> Stores:
+        """Price of the bytes of a reduce_scatter or all_to_all stored in peers' memory by the kernel that makes them.
+
+        Raises
+        ------
+        UsageError
+            If GPUs cannot reach each other's memory.
+        """
+        priced = peer_stores(self.cluster, op.ranks, op.size_bytes, device)
+        factor = self._factor("collective", STORES)
+        return replace(priced, seconds=priced.seconds * factor, sm_seconds=priced.sm_seconds * factor)
+
+    @property
+    def flag_s(self) -> float:
+        """From a flag in HBM to an SM that waits for it."""
+        return 0.0 if self.no_latency else FLAG_S * self._factor("launch", LAUNCH)
+
+    @property
+    def barrier_s(self) -> float:
+        """Time until all ranks know of each other: the base of a collective."""
+        return 0.0 if self.no_latency else self.cluster.collectives.base_s * self._factor("launch", LAUNCH)
 
     @cached_property
     def _gemms(self) -> dict[tuple[Any, ...], GemmCost]:

@@ -94,7 +94,7 @@ class TransportModel:
             return np.zeros_like(sizes)
         if self.engine == "nvls":
             return algorithm_seconds(self.cluster, self.kind, self.ranks, "nvls", sizes)
-        return copy_engine_seconds(self.cluster, self.kind, self.ranks, sizes)
+        return self._copies(sizes)
 
     def bandwidth_seconds(self, size_bytes: ArrayLike) -> FloatArray:
         """Times of sizes without latency."""
@@ -103,7 +103,7 @@ class TransportModel:
             return np.zeros_like(sizes)
         if self.engine == "nvls":
             return np.asarray(sizes * (float(self.seconds(_HUGE)) / _HUGE))
-        return copy_engine_seconds(self.cluster, self.kind, self.ranks, sizes, base=False)
+        return self._copies(sizes, base=False, pieces=0)
 
     def seconds_at(self, size_bytes: ArrayLike, end: Literal["low", "high"]) -> FloatArray:
         """Times of sizes at one end of their spread; the low end stays above what the wires allow."""
@@ -113,8 +113,29 @@ class TransportModel:
         if self.engine == "nvls":
             factor = NVLS.low if end == "low" else NVLS.high
             return np.maximum(self.seconds(sizes) * factor, sizes * self._bound_s_per_byte)
-        piece_s, share = (PIECE_S.low, NVLINK_SHARE.high) if end == "low" else (PIECE_S.high, NVLINK_SHARE.low)
-        return copy_engine_seconds(self.cluster, self.kind, self.ranks, sizes, piece_s=piece_s, share=share)
+        return self._copies(sizes, end)
+
+    def piece_seconds(self, size_bytes: float, pieces: int, end: Literal["low", "high"] | None = None) -> float:
+        """Time of one of `pieces` equal copies of a collective by copy engines, without the collective's base."""
+        assert self.engine == "copy_engine", "only copy engines move whole pieces"
+        sizes = checked_sizes(size_bytes)
+        return float(self._copies(sizes, end, base=False, pieces=pieces)) / pieces
+
+    def _copies(
+        self,
+        sizes: FloatArray,
+        end: Literal["low", "high"] | None = None,
+        *,
+        base: bool = True,
+        pieces: int | None = None,
+    ) -> FloatArray:
+        """Copy engines at what was published of them, or at one end of it."""
+        piece_s, share = PIECE_S.typical, NVLINK_SHARE.typical
+        if end is not None:
+            piece_s, share = (PIECE_S.low, NVLINK_SHARE.high) if end == "low" else (PIECE_S.high, NVLINK_SHARE.low)
+        return copy_engine_seconds(
+            self.cluster, self.kind, self.ranks, sizes, piece_s=piece_s, share=share, base=base, pieces=pieces
+        )
 
     def cost(self, size_bytes: float, device: int | None = None) -> Cost:
         """Cost of one collective; SMs are those of the engine."""
