@@ -1,11 +1,16 @@
-"""What strategies of tensor parallelism share: rows of each rank, and where they cannot be used."""
+"""What strategies that cut a GEMM by rows share: rows of pieces and of ranks, and where they cannot be used."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from overlapsim.cost.prices import PriceBook
 from overlapsim.errors import StrategyError
 from overlapsim.strategy.base import Applicability, Pair
 from overlapsim.workload.operators import CollectiveOp, GemmOp
+
+ROW_STEP: Final = 128
+"""Pieces are cut at multiples of the tallest common tile, so that no piece but the last has a ragged row of tiles."""
 
 
 def shard_rows(m: int, ranks: int) -> tuple[int, ...]:
@@ -27,6 +32,28 @@ def shard_rows(m: int, ranks: int) -> tuple[int, ...]:
     return (least + 1,) * more + (least,) * (ranks - more)
 
 
+def chunk_rows(m: int, chunks: int) -> tuple[int, ...]:
+    """Rows of each piece: multiples of 128 where there are enough rows, larger ones first; what is left last.
+
+    Raises
+    ------
+    StrategyError
+        If there are fewer rows than pieces.
+
+    Examples
+    --------
+    >>> chunk_rows(1000, 3)
+    (384, 256, 360)
+    """
+    if not 1 <= chunks <= m:
+        raise StrategyError(f"{m} rows in {chunks} pieces; expected 1 to {m} pieces")
+    step = ROW_STEP if m > (chunks - 1) * ROW_STEP else 1
+    blocks = -(-m // step)
+    ends = [min(m, step * (blocks * (i + 1) // chunks)) for i in range(chunks)]
+    sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    return (*tuple(sorted(sizes[:-1], reverse=True)), sizes[-1])
+
+
 def refuse_one_rank(collective: CollectiveOp) -> Applicability | None:
     """Refusal of a group of one rank; None for others."""
     if collective.ranks > 1:
@@ -44,20 +71,26 @@ def refuse_one_wave(prices: PriceBook, gemm: GemmOp) -> Applicability | None:
 
 
 def refuse_far_peers(prices: PriceBook, pair: Pair) -> Applicability | None:
-    """Refusal of ranks that do not reach one another's memory at the full rate of their port; None for others.
-
-    Shards go from one GPU's memory to another's inside one node.  In a mesh a
-    pair of GPUs has one of a GPU's links for itself, and prices of transfers
-    are those of all links together.
-    """
+    """Refusal of ranks that do not reach one another's memory, or of fewer rows than ranks; None for others."""
     node, ranks = prices.cluster.node, pair.collective.ranks
-    reason = None
+    if pair.gemm.m < ranks:
+        return Applicability(False, (f"{pair.gemm.m} rows over {ranks} ranks: some have none",), "few_tiles")
     if ranks > node.num_devices:
         reason = f"{ranks} ranks are more than the {node.num_devices} of a node, and peers' memory ends there"
-    elif not node.p2p:
+        return Applicability(False, (reason,))
+    if not node.p2p:
         reason = f"GPUs of {node.name} have no peer-to-peer access, so shards cannot go from memory to memory"
-    elif node.scale_up == "nvlink_mesh" and ranks > 2:
-        reason = f"{node.name} joins each pair of GPUs by links of its own: one pair's share of a port is not priced"
-    elif pair.gemm.m < ranks:
-        return Applicability(False, (f"{pair.gemm.m} rows over {ranks} ranks: some have none",), "few_tiles")
-    return None if reason is None else Applicability(False, (reason,))
+        return Applicability(False, (reason,))
+    return None
+
+
+def refuse_mesh(prices: PriceBook, pair: Pair) -> Applicability | None:
+    """Refusal of more than two ranks where every pair of GPUs has links of its own; None elsewhere.
+
+    A transfer between two ranks then has one pair's links; prices are those of all links of a GPU together.
+    """
+    node = prices.cluster.node
+    if node.scale_up != "nvlink_mesh" or pair.collective.ranks == 2:
+        return None
+    reason = f"{node.name} joins each pair of GPUs by links of its own: a transfer over those alone is not priced"
+    return Applicability(False, (reason,))

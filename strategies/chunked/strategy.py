@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from overlapsim.errors import StrategyError
 from overlapsim.plan import Finding
 from overlapsim.strategy.base import (
     YES,
@@ -22,14 +21,13 @@ from overlapsim.strategy.base import (
     StrategyInfo,
     refuse_relation,
 )
+from overlapsim.strategy.shards import ROW_STEP, chunk_rows, refuse_one_rank, refuse_one_wave
 from overlapsim.strategy.tasks import COMM_PRIORITY, Placement, Site
 from overlapsim.units import ps_from_s
 from overlapsim.workload.operators import CollectiveOp, GemmOp
 
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 CHUNKS = (2, 3, 4, 6, 8, 12, 16)
-# Pieces are cut at multiples of the tallest common tile, so that no piece but the last has a ragged row of tiles.
-ROW_STEP = 128
 
 
 @dataclass(frozen=True)
@@ -63,17 +61,13 @@ class Chunked(Strategy):
         gemm, collective = pair.gemm, pair.collective
         if collective.kind not in KINDS:
             return Applicability(False, (f"{collective.kind} is not cut by rows: {', '.join(KINDS)} are",))
-        if collective.ranks < 2:
-            return Applicability(False, ("one rank has nothing to communicate",), "little_to_hide")
+        if refusal := refuse_one_rank(collective):
+            return refusal
         num_sms = context.prices.cluster.device.num_sms
         if context.prices.comm_sms(collective.kind) > num_sms:
             return Applicability(False, ("the collective needs more SMs than there are",), "contention")
-        grid = context.prices.vendor_gemm(gemm).grid
-        if grid.num_tiles <= num_sms:
-            reason = (
-                f"{grid.num_tiles} tiles on {num_sms} SMs are one wave: every piece would take as long as the whole"
-            )
-            return Applicability(False, (reason,), "under_one_wave")
+        if refusal := refuse_one_wave(context.prices, gemm):
+            return refusal
         if gemm.m <= ROW_STEP:
             return Applicability(False, (f"{gemm.m} rows are not worth splitting",), "few_tiles")
         return YES
@@ -87,7 +81,8 @@ class Chunked(Strategy):
             gemm, part = pieces(pair, point["chunks"])[0]
             compute_s = prices.vendor_gemm(gemm).duration_s
             part_s = prices.flow(part)[0] + prices.signal_wait_s
-            return compute_s + (point["chunks"] - 1) * max(compute_s, part_s) + part_s
+            beside: int = point["chunks"] - 1
+            return compute_s + beside * max(compute_s, part_s) + part_s
 
         chunks = tuple(n for n in CHUNKS if pair.gemm.m >= n * ROW_STEP) or (2,)
         return ParameterSpace({"chunks": chunks}, screen=pipeline_s)
@@ -151,28 +146,6 @@ def pieces(pair: Pair, chunks: int) -> list[tuple[GemmOp, CollectiveOp]]:
         (replace(gemm, m=rows), replace(whole, size_bytes=whole.size_bytes * rows / gemm.m))
         for rows in chunk_rows(gemm.m, chunks)
     ]
-
-
-def chunk_rows(m: int, chunks: int) -> tuple[int, ...]:
-    """Rows of each piece: multiples of 128 as equal as they can be, where there are enough rows; larger ones first.
-
-    Raises
-    ------
-    StrategyError
-        If there are fewer rows than pieces.
-
-    Examples
-    --------
-    >>> chunk_rows(1000, 3)
-    (384, 384, 232)
-    """
-    if not 1 <= chunks <= m:
-        raise StrategyError(f"{m} rows in {chunks} pieces; expected 1 to {m} pieces")
-    step = ROW_STEP if m > (chunks - 1) * ROW_STEP else 1
-    blocks = -(-m // step)
-    ends = [min(m, step * (blocks * (i + 1) // chunks)) for i in range(chunks)]
-    sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-    return (*tuple(sorted(sizes[:-1], reverse=True)), sizes[-1])
 
 
 STRATEGY = Chunked()

@@ -1,0 +1,1 @@
+"""The pipelined_rs strategy."""
