@@ -29,6 +29,7 @@ from overlapsim.hardware.profile import Cluster, Source
 from overlapsim.plan import Finding
 from overlapsim.workload.operators import CollectiveKind
 from overlapsim.workload.placement import Placement
+from overlapsim.workload.rank_map import GroupKind
 
 FREE: Final = Spread(1.0, 1.0, "prior")
 LARGE_BYTES: Final = 2.0**40
@@ -53,7 +54,7 @@ class GroupPlace:
 
 
 def group_places(
-    cluster: Cluster, placements: Mapping[str, Placement], *, rings: Rings = "mirrored"
+    cluster: Cluster, placements: Mapping[GroupKind, Placement], *, rings: Rings = "mirrored"
 ) -> dict[str, GroupPlace]:
     """Places of a layout's groups on a cluster, by kind.
 
@@ -168,7 +169,8 @@ class GroupModel:
         if group_of(self.kind) == "pair":
             leaving = sent * self.place.nic_load
         share = node.num_nics * node.nic_bandwidth_bytes_per_s / node.num_devices
-        share *= self._fabric.parameters[f"{group_of(self.kind)}_nic_efficiency"]
+        # What a library cannot reach is busy all the same: the capacity is one for all kinds of collective.
+        leaving /= self._fabric.parameters[f"{group_of(self.kind)}_nic_efficiency"]
         memory, rate = sent * hbm_per_wire_byte(self.kind).typical, hbm_rate(self.cluster.device)
         return (
             Demand(f"nic_share_out[{number}]", min(leaving, duration * share), share),

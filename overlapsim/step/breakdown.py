@@ -1,4 +1,4 @@
-"""Where the time of a device goes: each instant counts as computation, else moving data, else waiting, else host."""
+"""How long each kind of task runs in a stretch of time: computation first, then moving data, the rest is host."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def spans(timeline: Timeline, start_ps: int, end_ps: int, tasks: Int | None = No
     chosen = chosen[kinds[chosen] >= 0]
     begin = np.clip(timeline.t_start[chosen], start_ps, end_ps)
     end = np.clip(timeline.t_end[chosen], start_ps, end_ps)
-    return _cover(kinds[chosen], begin, end, start_ps, end_ps)
+    return cover(kinds[chosen], begin, end, start_ps, end_ps)
 
 
-def _cover(kinds: Int, begin: Int, end: Int, start_ps: int, end_ps: int) -> dict[str, float]:
+def cover(kinds: Int, begin: Int, end: Int, start_ps: int, end_ps: int) -> dict[str, float]:
     """Length of the stretch in which each kind is the first that runs."""
     long = end > begin
     kinds, begin, end = kinds[long], begin[long], end[long]

@@ -1,0 +1,139 @@
+"""Blocks of every stage's passes: layers of a kind are simulated once, and counted as often as the stage holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from overlapsim.cost.launch import launch_stack
+from overlapsim.cost.prices import PriceBook
+from overlapsim.errors import LayoutError
+from overlapsim.schedule.pipeline import PipelineSchedule
+from overlapsim.step.blocks import Piece, simulate_piece
+from overlapsim.step.inputs import StepInputs
+from overlapsim.step.pairs import paired
+from overlapsim.strategy.base import Context
+from overlapsim.workload.build import GraphBuilder, Which
+from overlapsim.workload.model import Layer
+from overlapsim.workload.operators import OperatorGraph
+from overlapsim.workload.stages import chunk_layers
+
+
+class StagePieces:
+    """What each stage of a schedule costs, by pass.
+
+    Parameters
+    ----------
+    inputs : the step
+    prices : of the machine, with the layout's groups placed
+    schedule : its stages are the chunks of the model, in order
+
+    Raises
+    ------
+    LayoutError
+        If the schedule has another number of stages than the layout has chunks.
+    """
+
+    def __init__(self, inputs: StepInputs, prices: PriceBook, schedule: PipelineSchedule) -> None:
+        self.inputs, self.prices, self.schedule = inputs, prices, schedule
+        counts = chunk_layers(inputs.layout, inputs.model.num_layers, inputs.job.stage_layers)
+        if len(counts) != schedule.num_stages:
+            raise LayoutError(
+                f"schedule {schedule.name!r} has {schedule.num_stages} stages and pp={inputs.layout.pp}, "
+                f"vpp={inputs.layout.vpp} make {len(counts)} chunks; expected as many: vpp is the stages of a device"
+            )
+        begins = [sum(counts[:stage]) for stage in range(len(counts) + 1)]
+        self.layers = [inputs.model.layers[begins[s] : begins[s + 1]] for s in range(len(counts))]
+        self._launch_s = launch_stack(inputs.stack, inputs.cluster.device).host_s
+        self._cache: dict[object, Piece] = {}
+
+    @cached_property
+    def builder(self) -> GraphBuilder:
+        """Maker of the layers' operator graphs."""
+        i = self.inputs
+        return GraphBuilder(i.model, i.layout, i.recipe, i.job.micro_batch, i.job.seq_len, i.recompute)
+
+    def stage(self, stage: int, which: Which) -> Piece:
+        """One pass of one micro-batch through a stage."""
+        key = (tuple(map(id, self.layers[stage])), which, self._is_first(stage), self._is_last(stage))
+        if key not in self._cache:
+            self._cache[key] = self._stage(stage, which)
+        return self._cache[key]
+
+    def pair(self, forward_stage: int, backward_stage: int) -> Piece:
+        """A forward and a backward of two micro-batches run together, layer by layer; what is over runs alone."""
+        first, second = self.layers[forward_stage], self.layers[backward_stage]
+        together = min(len(first), len(second))
+        total = Piece()
+        for mine, other in zip(first[:together], second[:together], strict=True):
+            total += self._pair(mine, other)
+        total += self._layers(first[together:], "forward", 0)
+        total += self._layers(second[together:], "backward", 0)
+        for stage, which in ((forward_stage, "forward"), (backward_stage, "backward")):
+            total += self._ends(stage, which)  # type: ignore[arg-type]
+        return total
+
+    def graph(self, name: str, graph: OperatorGraph, *, follows: bool = True) -> Piece:
+        """Simulate any graph once and keep it by `name`."""
+        if name not in self._cache:
+            self._cache[name] = self._simulate(graph, follows=follows)
+        return self._cache[name]
+
+    def _stage(self, stage: int, which: Which) -> Piece:
+        i = self.inputs
+        spared = len(self.layers[stage])
+        if i.recompute.granularity == "full" and i.recompute.method == "block":
+            spared = i.recompute.num_layers
+        return self._layers(self.layers[stage], which, spared) + self._ends(stage, which)
+
+    def _layers(self, layers: Sequence[Layer], which: Which, num_rebuilt: int) -> Piece:
+        """Layers of a chunk, of which the first `num_rebuilt` are recomputed where recompute is on."""
+        total, counts = Piece(), dict[tuple[Layer, bool], int]()
+        for number, layer in enumerate(layers):
+            key = (layer, number < num_rebuilt or which == "forward")
+            counts[key] = counts.get(key, 0) + 1
+        for (layer, rebuilt), count in counts.items():
+            total += self._layer(layer, which, rebuilt=rebuilt).times(count)
+        return total
+
+    def _layer(self, layer: Layer, which: Which, *, rebuilt: bool) -> Piece:
+        key = (layer, which, rebuilt)
+        if key not in self._cache:
+            self._cache[key] = self._simulate(self.builder.layer(layer, which, rebuilt=rebuilt))
+        return self._cache[key]
+
+    def _pair(self, first: Layer, second: Layer) -> Piece:
+        key = ("pair", first, second)
+        if key not in self._cache:
+            graph = paired(
+                self.builder.layer(first, "forward"), self.builder.layer(second, "backward"), self.prices.operator_s
+            )
+            self._cache[key] = self._simulate(graph)
+        return self._cache[key]
+
+    def _ends(self, stage: int, which: Which) -> Piece:
+        """Embedding of the first stage, logits and loss of the last, and its layers of multi-token prediction."""
+        total = Piece()
+        if self._is_first(stage):
+            total += self.graph(f"embed {which}", self.builder.embedding(which))
+        if self._is_last(stage):
+            extra = self.inputs.model.num_mtp_layers
+            total += self.graph(f"head {which}", self.builder.head(which)).times(1 + extra)
+            if extra:
+                total += self._layer(self.inputs.model.layers[-1], which, rebuilt=True).times(extra)
+        return total
+
+    def _simulate(self, graph: OperatorGraph, *, follows: bool = True) -> Piece:
+        return simulate_piece(
+            Context(graph, self.prices),
+            self.inputs.composition,
+            launch_s=self._launch_s,
+            contention=self.inputs.contention,
+            follows=follows,
+        )
+
+    def _is_first(self, stage: int) -> bool:
+        return stage == 0
+
+    def _is_last(self, stage: int) -> bool:
+        return stage == self.schedule.num_stages - 1

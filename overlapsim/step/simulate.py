@@ -1,0 +1,159 @@
+"""`simulate_step`: a model in a layout on a machine -> step time with its range, where it goes, and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from overlapsim.cost.base import Family
+from overlapsim.cost.group_collective import GroupPlace, group_places
+from overlapsim.cost.prices import PriceBook
+from overlapsim.engine import compiled
+from overlapsim.engine.deadlock import raise_if_deadlocked
+from overlapsim.engine.timeline import Timeline
+from overlapsim.hardware.levels import levels
+from overlapsim.plan import Finding
+from overlapsim.schedule.pipeline import PipelineSchedule
+from overlapsim.schedule.pipeline_kinds import SCHEDULES, make_schedule
+from overlapsim.schedule.pipeline_memory import peak_in_flight
+from overlapsim.step.assemble import StepProgram, assemble
+from overlapsim.step.device_time import device_breakdown
+from overlapsim.step.inputs import StepInputs
+from overlapsim.workload.memory import Memory, MemoryModel
+from overlapsim.workload.model_count import step_flop_per_token
+from overlapsim.workload.placement import placements
+from overlapsim.workload.rank_map import RankMap
+from overlapsim.workload.utilization import tokens_per_s, utilization
+
+FAMILIES: Final[tuple[Family, ...]] = ("gemm", "attention", "memory", "collective", "launch")
+ENDS: Final[tuple[Literal["low", "high"], ...]] = ("low", "high")
+
+
+@dataclass(frozen=True, eq=False)
+class StepResult:
+    """The answer for one training step.
+
+    Attributes
+    ----------
+    inputs : what was asked
+    step_time_s, low_s, high_s : prediction and central 90 % interval
+    breakdown_s : seconds of each kind (`categories.KINDS`) on the device that ends last; their sum is `step_time_s`
+    memory : of each pipeline device's GPUs
+    tokens_per_s, mfu, hfu, model_flop : of all GPUs; utilization of the dense peak by model and by hardware FLOP
+    timeline, program : what happened, and what its tasks are
+    findings : what was believed and not measured
+    """
+
+    inputs: StepInputs
+    step_time_s: float
+    low_s: float
+    high_s: float
+    breakdown_s: Mapping[str, float]
+    memory: tuple[Memory, ...]
+    tokens_per_s: float
+    mfu: float
+    hfu: float
+    model_flop: float
+    timeline: Timeline
+    program: StepProgram
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def fullest(self) -> Memory:
+        """Memory of the device that holds most."""
+        return max(self.memory, key=lambda memory: memory.total_bytes)
+
+
+def simulate_step(inputs: StepInputs, *, ranges: bool = True, models: dict[object, object] | None = None) -> StepResult:
+    """Predict one training step.
+
+    Parameters
+    ----------
+    inputs : the question
+    ranges : False leaves 90 % intervals out (low and high equal the value)
+    models : results of cost models, shared between calls on one cluster
+
+    Raises
+    ------
+    LayoutError
+        If the schedule does not exist for the layout and batch.
+    """
+    prices = step_prices(inputs, models)
+    schedule = step_schedule(inputs)
+    program, timeline = _run(inputs, prices, schedule)
+    seconds = timeline.duration_s
+    low = high = 0.0
+    if ranges:
+        for family in FAMILIES:
+            for end in ENDS:
+                shifted = _run(inputs, prices.at(family, end), schedule)[1].duration_s - seconds
+                low, high = low + min(0.0, shifted) ** 2, high + max(0.0, shifted) ** 2
+    rate = tokens_per_s(seconds, inputs.job.global_batch or 1, inputs.job.seq_len)
+    model_flop = step_flop_per_token(inputs.model, inputs.job.seq_len)
+    hardware_flop = step_flop_per_token(
+        inputs.model, inputs.job.seq_len, recompute=_counted(inputs.recompute.granularity)
+    )
+    devices, peak = inputs.layout.world_size, inputs.cluster.device.peak(inputs.model.dtype)
+    return StepResult(
+        inputs,
+        seconds,
+        max(0.0, seconds - low**0.5),
+        seconds + high**0.5,
+        device_breakdown(program, timeline),
+        step_memory(inputs, schedule),
+        rate,
+        utilization(model_flop, rate, devices, peak),
+        utilization(hardware_flop, rate, devices, peak),
+        model_flop * (inputs.job.global_batch or 1) * inputs.job.seq_len,
+        timeline,
+        program,
+        prices.findings,
+    )
+
+
+def step_schedule(inputs: StepInputs) -> PipelineSchedule:
+    """Pipeline schedule of the step."""
+    name = inputs.schedule_name
+    own = SCHEDULES[name].stages_per_device is None
+    return make_schedule(
+        name, inputs.layout.pp, inputs.num_micro_batches, stages_per_device=inputs.layout.vpp if own else None
+    )
+
+
+def step_prices(inputs: StepInputs, models: dict[object, object] | None = None) -> PriceBook:
+    """Prices of the machine, with the layout's groups placed on it and the clock of a long run."""
+    cluster, layout = inputs.cluster, inputs.layout
+    placed = placements(RankMap(layout, inputs.rank_order), levels(cluster), cluster.node.num_devices)
+    groups = group_places(cluster, placed, rings=inputs.rings)
+    node = cluster.node
+    nodes = -(-layout.world_size // node.num_devices)
+    groups["world"] = GroupPlace(layout.world_size, nodes, node.num_nics * node.nic_bandwidth_bytes_per_s)
+    prices = PriceBook(cluster, layout.world_size, groups=groups, models={} if models is None else models)
+    if inputs.sustained_clock < 1:
+        slower = 1 / inputs.sustained_clock
+        prices = prices.scaled("gemm", slower).scaled("attention", slower)
+    return prices
+
+
+def step_memory(inputs: StepInputs, schedule: PipelineSchedule) -> tuple[Memory, ...]:
+    """Peak memory of a GPU of each pipeline device."""
+    model = MemoryModel(inputs.model, inputs.job, inputs.recipe, inputs.recompute, inputs.precision)
+    in_flight = peak_in_flight(schedule).sum(axis=0)
+    found = []
+    for device in range(schedule.num_devices):
+        stages = [s for s in range(schedule.num_stages) if device in schedule.placement[:, s]]
+        counts = [float(in_flight[s]) for s in stages][: inputs.layout.vpp]
+        found.append(model.stage(inputs.layout, device, counts))
+    return tuple(found)
+
+
+def _run(inputs: StepInputs, prices: PriceBook, schedule: PipelineSchedule) -> tuple[StepProgram, Timeline]:
+    program = assemble(inputs, prices, schedule)
+    timeline = compiled.run(program.program, contention=inputs.contention)
+    raise_if_deadlocked(timeline)
+    return program, timeline
+
+
+def _counted(granularity: str) -> Literal["none", "selective", "full"]:
+    return "full" if granularity == "full" else ("selective" if granularity == "selective" else "none")

@@ -1,0 +1,129 @@
+"""Data-parallel traffic of a step: what each stage's ranks reduce and gather, over which groups, in which pieces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from overlapsim.step.inputs import StepInputs
+from overlapsim.units import dtype_bytes
+from overlapsim.workload.layout import Layout
+from overlapsim.workload.operators import CollectiveKind, CollectiveOp
+from overlapsim.workload.stage_weights import LocalParameters, stage_parameters
+from overlapsim.workload.state_precision import StatePrecision, state_precision
+
+MOST_BUCKETS: Final = 32
+"""Pieces of a stage's gradients that are simulated one by one; smaller buckets are joined."""
+
+
+@dataclass(frozen=True)
+class StageTraffic:
+    """Collectives of one pipeline device, in the order they are issued.
+
+    Attributes
+    ----------
+    reduce : with the share of the last backward after which each may start
+    gather : of parameters after the optimizer (ZeRO)
+    """
+
+    reduce: tuple[tuple[CollectiveOp, float], ...]
+    gather: tuple[CollectiveOp, ...]
+
+
+def precision_of(inputs: StepInputs) -> StatePrecision:
+    """Bytes of a parameter's state."""
+    return inputs.precision or state_precision(inputs.model.dtype, fp8=inputs.recipe.fp8)
+
+
+def stage_traffic(inputs: StepInputs, device: int) -> StageTraffic:
+    """Traffic of one pipeline device over one step.
+
+    Dense parameters are reduced over all ranks that hold them, experts over
+    theirs. ZeRO scatters gradients and gathers parameters instead; HSDP adds
+    a reduction over the groups of shards.
+    """
+    width, layout = precision_of(inputs), inputs.layout
+    local = stage_parameters(inputs.model, layout, device, inputs.job.stage_layers)
+    reduce: list[tuple[CollectiveOp, float]] = []
+    gather: list[CollectiveOp] = []
+    for parameters, name, groups in _parts(local, layout):
+        size = float(parameters * width.gradient_bytes)
+        pieces = _num_buckets(inputs, size)
+        for number in range(pieces):
+            done = (number + 1) / pieces if inputs.dp_overlap != "none" else 1.0
+            for kind, ranks, group in _reductions(layout, groups):
+                share = size / pieces / (layout.dense_shards if group.endswith("replica") else 1)
+                reduce.append((CollectiveOp(kind, share, ranks, name=name, pass_="wgrad", group=group), done))
+        if layout.zero:
+            own = float(parameters * width.parameter_bytes)
+            ranks, group = groups.shards, groups.shard
+            gather += [
+                CollectiveOp("all_gather", own / pieces, ranks, inputs.model.dtype, name, group=group)
+                for _ in range(pieces if inputs.dp_overlap == "both" else 1)
+                if ranks > 1
+            ]
+    reduce.sort(key=lambda entry: entry[1])
+    return StageTraffic(tuple(reduce), tuple(gather))
+
+
+def embedding_reduction(inputs: StepInputs) -> CollectiveOp | None:
+    """Sum of the tied embedding's gradients over the first and last stage; None where there is none."""
+    layout, model = inputs.layout, inputs.model
+    if not model.tied_embeddings or layout.pp < 2 or not model.vocabulary:
+        return None
+    rows = model.vocabulary / layout.tp
+    size = rows * model.hidden * precision_of(inputs).gradient_bytes
+    return CollectiveOp("all_reduce", size, 2, model.dtype, "grad.embed", "wgrad", group="embedding")
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Ranks with the same parameters: all, those with different shards, those with the same."""
+
+    whole: str
+    shard: str
+    replica: str
+    ranks: int
+    shards: int
+    replicas: int
+
+
+def _parts(local: LocalParameters, layout: Layout) -> Iterator[tuple[int, str, _Groups]]:
+    dense, expert = layout.dense_replicas, layout.edp
+    if local.dense and dense > 1:
+        shards = dense // layout.hsdp
+        yield local.dense, "grad.dense", _Groups("dp_cp", "shard", "replica", dense, shards, layout.hsdp)
+    if local.expert and expert > 1:
+        shards = expert // layout.hsdp
+        groups = _Groups("edp", "expert_shard", "expert_replica", expert, shards, layout.hsdp)
+        yield local.expert, "grad.expert", groups
+
+
+def _reductions(layout: Layout, groups: _Groups) -> Iterator[tuple[CollectiveKind, int, str]]:
+    if not layout.zero:
+        yield "all_reduce", groups.ranks, groups.whole
+        return
+    if groups.shards > 1:
+        yield "reduce_scatter", groups.shards, groups.shard if groups.replicas > 1 else groups.whole
+    if groups.replicas > 1:
+        yield "all_reduce", groups.replicas, groups.replica
+
+
+def _num_buckets(inputs: StepInputs, size_bytes: float) -> int:
+    if inputs.dp_overlap == "none":
+        return 1
+    return max(1, min(MOST_BUCKETS, math.ceil(size_bytes / inputs.bucket_bytes)))
+
+
+def boundary_bytes(inputs: StepInputs) -> tuple[float, float]:
+    """Bytes that a rank sends to the next stage, and those it must gather on arrival from its tensor-parallel group."""
+    layout, model, job = inputs.layout, inputs.model, inputs.job
+    rows = job.micro_batch * job.seq_len / layout.context
+    whole = rows * model.hidden * dtype_bytes(model.dtype)
+    if layout.tp == 1:
+        return whole, 0.0
+    if layout.sequence_parallel:
+        return whole / layout.tp, 0.0
+    return (whole / layout.tp, whole) if inputs.scatter_gather else (whole, 0.0)
