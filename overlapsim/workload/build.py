@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from overlapsim.errors import WorkloadError
 from overlapsim.workload.attention import AttentionOp, UnfusedAttention
-from overlapsim.workload.build_attention import Part, Tokens, attention_backward, attention_forward
+from overlapsim.workload.build_attention import attention_backward, attention_forward
 from overlapsim.workload.build_ends import (
     embed_backward,
     embed_forward,
@@ -17,6 +17,7 @@ from overlapsim.workload.build_ends import (
     optimizer_step,
 )
 from overlapsim.workload.build_mlp import mlp_backward, mlp_forward
+from overlapsim.workload.build_part import Part, Tokens
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.model import Layer, ModelSpec
 from overlapsim.workload.operators import CollectiveOp, GemmOp, KernelOp, Operator, OperatorGraph

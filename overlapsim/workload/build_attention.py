@@ -2,92 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from overlapsim.units import dtype_bytes
 from overlapsim.workload.attention import AttentionOp, UnfusedAttention
-from overlapsim.workload.layout import Layout
+from overlapsim.workload.build_linear import (
+    Linear,
+    column_backward,
+    gather_gradient,
+    gemm_backward,
+    reduce_output,
+    residual,
+    residual_backward,
+)
+from overlapsim.workload.build_part import Part, local_sizes, norm_kind
 from overlapsim.workload.memory_bound import MemoryOp
-from overlapsim.workload.model import Attention, Layer, ModelSpec
-from overlapsim.workload.operators import CollectiveKind
-from overlapsim.workload.recipe import Recipe
+from overlapsim.workload.model import Attention
 from overlapsim.workload.recorder import Recorder
 from overlapsim.workload.vocabulary import local_heads
-from overlapsim.workload.weights import Matrix, layer_weights
 
-NOT_SPLIT = ("q_down", "kv_down")
-"""MLA's down-projections are the same on every tensor-parallel rank."""
 # The largest sequence that the fused scale-mask-softmax kernel of 2021 takes, and what must divide by four.
 FUSED_SOFTMAX_SEQUENCE = 2048
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Rows of one micro-batch on one rank.
-
-    Attributes
-    ----------
-    batch, sequence : sequences of the micro-batch and tokens of one, before any split
-    rows : tokens of a tensor-parallel group: what its GEMMs multiply
-    local : tokens of one rank where norms and residuals are split along the sequence; else the same as `rows`
-    """
-
-    batch: int
-    sequence: int
-    rows: int
-    local: int
-
-    @classmethod
-    def of(cls, layout: Layout, batch: int, sequence: int) -> Tokens:
-        """Split `batch` sequences of `sequence` tokens as `layout` does."""
-        rows = -(-batch * sequence // layout.context)
-        split = layout.tp if layout.sequence_parallel else 1
-        return cls(batch, sequence, rows, -(-rows // split))
-
-
-@dataclass(frozen=True)
-class Part:
-    """What every builder of a part of a layer is given."""
-
-    model: ModelSpec
-    layer: Layer
-    layout: Layout
-    recipe: Recipe
-    tokens: Tokens
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of an activation's element."""
-        return dtype_bytes(self.model.dtype)
-
-    @property
-    def gemm_dtype(self) -> str:
-        """Type in which linear layers multiply."""
-        return "fp8" if self.recipe.fp8 else self.model.dtype
-
-    @property
-    def hidden_bytes(self) -> float:
-        """Bytes of the hidden activations of a tensor-parallel group."""
-        return float(self.tokens.rows * self.model.hidden * self.element_bytes)
-
-    @property
-    def reduction(self) -> CollectiveKind:
-        """Collective that sums a tensor-parallel group's partial results."""
-        return "reduce_scatter" if self.layout.sequence_parallel else "all_reduce"
-
-    def matrices(self, *operators: str) -> list[Matrix]:
-        """Matrices of some operators of the layer, forward order."""
-        weights = layer_weights(self.model, self.layer)
-        return [w for w in weights if isinstance(w, Matrix) and w.operator in operators]
-
-
-def local_sizes(matrix: Matrix, tp: int) -> tuple[int, int]:
-    """Inputs and outputs of a matrix on one tensor-parallel rank: outputs are split but for the closing projections."""
-    if matrix.part in NOT_SPLIT:
-        return matrix.inputs, matrix.outputs
-    if matrix.operator in ("attn.out", "mlp.fc2", "moe.shared.fc2"):
-        return -(-matrix.inputs // tp), matrix.outputs
-    return matrix.inputs, -(-matrix.outputs // tp)
 
 
 def core(part: Part, pass_: str) -> AttentionOp | UnfusedAttention:
@@ -124,11 +59,6 @@ def fits_fused_softmax(op: AttentionOp) -> bool:
     """Whether the fused scale-mask-softmax kernel takes a shape: two-byte types, 16 < keys <= 2048, fours."""
     whole = op.kv_len % 4 == 0 and (op.batch * op.heads) % 4 == 0
     return dtype_bytes(op.dtype) == 2 and 16 < op.kv_len <= FUSED_SOFTMAX_SEQUENCE and whole
-
-
-def norm_kind(model: ModelSpec) -> str:
-    """Memory-bound operator of the model's norm."""
-    return "layernorm" if model.norm == "layernorm" else "rmsnorm"
 
 
 def attention_forward(r: Recorder, part: Part) -> None:
@@ -192,81 +122,14 @@ def attention_backward(r: Recorder, part: Part, *, keep: frozenset[str]) -> None
         rotated = _rotated_columns(attention, tp)
         if model.positions == "rotary" and rotated:
             r.kernel("attn.rope", MemoryOp("rope", t.rows, rotated, model.dtype, "bwd"), pass_="dgrad")
-    if "wgrad" in keep and tp > 1 and layout.sequence_parallel:
-        # Inputs are kept in pieces and gathered again for the weight gradient.
-        r.collective("all_gather", "attn.qkv", part.hidden_bytes, tp, group="tp", pass_="wgrad")
+    linears = []
     for matrix in reversed(part.matrices("attn.qkv")):
         inputs, outputs = local_sizes(matrix, tp)
         rows = t.rows if matrix.rows == "token" else _context_rows(part)
-        gemm_backward(r, part, "attn.qkv", rows, inputs, outputs, keep, bias=matrix.bias)
+        linears.append(Linear(rows, inputs, outputs, matrix.bias))
+    column_backward(r, part, "attn.qkv", linears, keep)
     if "dgrad" in keep:
-        reduce_gradient(r, part, "attn.qkv")
         r.kernel("attn.norm", MemoryOp(norm_kind(model), t.local, model.hidden, model.dtype, "bwd"), pass_="dgrad")
-
-
-# What every linear layer of a tensor-parallel pair does
-
-
-def reduce_output(r: Recorder, part: Part, name: str) -> None:
-    """Sum the output of a row-split layer over the tensor-parallel ranks."""
-    r.collective(part.reduction, name, part.hidden_bytes, part.layout.tp, group="tp")
-
-
-def gather_gradient(r: Recorder, part: Part, name: str) -> None:
-    """Gather the gradient of a row-split layer's output, where the sequence is split."""
-    if part.layout.sequence_parallel:
-        r.collective("all_gather", name, part.hidden_bytes, part.layout.tp, group="tp", pass_="dgrad")
-
-
-def reduce_gradient(r: Recorder, part: Part, name: str) -> None:
-    """Sum the gradient of a column-split layer's input over the tensor-parallel ranks."""
-    r.collective(part.reduction, name, part.hidden_bytes, part.layout.tp, group="tp", pass_="dgrad")
-
-
-def residual(r: Recorder, part: Part, name: str, *, bias: bool) -> None:
-    """Add the branch to the residual stream, with dropout and bias where the model and recipe have them."""
-    t, model = part.tokens, part.model
-    kind = "bias_dropout_add" if part.recipe.dropout else "add"
-    if bias and kind == "add":
-        r.kernel(name, MemoryOp("bias_add", t.local, model.hidden, model.dtype))
-    r.kernel(name, MemoryOp(kind, t.local, model.hidden, model.dtype))
-
-
-def residual_backward(r: Recorder, part: Part, name: str, *, bias: bool, keep: frozenset[str]) -> None:
-    """Gradient of the residual sum: of the dropout in the branch, and of its bias."""
-    t, model = part.tokens, part.model
-    if part.recipe.dropout and "dgrad" in keep:
-        work = MemoryOp("bias_dropout_add", t.local, model.hidden, model.dtype, "bwd")
-        r.kernel(name, work, pass_="dgrad")
-    if bias and "wgrad" in keep:
-        r.kernel(name, MemoryOp("bias_add", t.local, model.hidden, model.dtype, "bwd"), pass_="wgrad")
-
-
-def gemm_backward(
-    r: Recorder,
-    part: Part,
-    name: str,
-    rows: int,
-    inputs: int,
-    outputs: int,
-    keep: frozenset[str],
-    *,
-    bias: bool = False,
-) -> None:
-    """Record the two GEMMs of a linear layer's backward pass, and the sum of its weight gradient where it is apart."""
-    if bias and "wgrad" in keep:
-        r.kernel(name, MemoryOp("bias_add", rows, outputs, part.model.dtype, "bwd"), pass_="wgrad")
-    if "dgrad" in keep:
-        r.gemm(name, rows, inputs, outputs, pass_="dgrad", dtype=part.gemm_dtype)
-    if "wgrad" in keep:
-        r.gemm(name, outputs, inputs, rows, pass_="wgrad", dtype=part.gemm_dtype)
-        accumulate(r, part, name, inputs * outputs)
-
-
-def accumulate(r: Recorder, part: Part, name: str, parameters: int) -> None:
-    """Add a weight gradient to the main one by a kernel of its own, where the GEMM does not."""
-    if part.recipe.accumulation == "separate":
-        r.kernel(name, MemoryOp("grad_accumulate", parameters, 1, part.model.dtype), pass_="wgrad")
 
 
 # Inside attention

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from overlapsim.units import dtype_bytes
-from overlapsim.workload.build_attention import Part, gemm_backward, norm_kind, reduce_gradient
+from overlapsim.workload.build_linear import Linear, column_backward, gemm_backward
+from overlapsim.workload.build_part import Part, norm_kind
 from overlapsim.workload.memory_bound import MemoryOp
 from overlapsim.workload.recorder import Recorder
 from overlapsim.workload.vocabulary import padded_vocabulary
@@ -65,9 +66,7 @@ def head_backward(r: Recorder, part: Part, *, keep: frozenset[str]) -> None:
         columns = local_vocabulary(part)
         if "dgrad" in keep:
             r.kernel("loss", MemoryOp(_loss(part), t.rows, columns, model.dtype, "bwd"), pass_="dgrad")
-        gemm_backward(r, part, "logits", t.rows, model.hidden, columns, keep)
-        if "dgrad" in keep:
-            reduce_gradient(r, part, "logits")
+        column_backward(r, part, "logits", [Linear(t.rows, model.hidden, columns)], keep)
     if "dgrad" in keep:
         r.kernel("logits", MemoryOp(norm_kind(model), t.local, model.hidden, model.dtype, "bwd"), pass_="dgrad")
 

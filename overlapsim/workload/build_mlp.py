@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from overlapsim.workload.build_attention import (
-    Part,
+from overlapsim.workload.build_linear import (
+    Linear,
     accumulate,
+    column_backward,
     gather_gradient,
     gemm_backward,
-    local_sizes,
-    norm_kind,
-    reduce_gradient,
     reduce_output,
     residual,
     residual_backward,
 )
+from overlapsim.workload.build_part import Part, local_sizes, norm_kind
 from overlapsim.workload.memory_bound import MemoryOp
 from overlapsim.workload.model import Mlp, MoE
 from overlapsim.workload.operators import CollectiveKind, GroupedGemmOp
@@ -80,11 +79,7 @@ def _dense_backward(r: Recorder, part: Part, mlp: Mlp, prefix: str, keep: frozen
     if "dgrad" in keep:
         kind = _activation(part, mlp, up.bias)
         r.kernel(f"{prefix}act", MemoryOp(kind, t.rows, inner, model.dtype, "bwd"), pass_="dgrad")
-    if "wgrad" in keep and layout.tp > 1 and layout.sequence_parallel:
-        r.collective("all_gather", f"{prefix}fc1", part.hidden_bytes, layout.tp, group="tp", pass_="wgrad")
-    gemm_backward(r, part, f"{prefix}fc1", t.rows, inputs, outputs, keep, bias=up.bias)
-    if "dgrad" in keep:
-        reduce_gradient(r, part, f"{prefix}fc1")
+    column_backward(r, part, f"{prefix}fc1", [Linear(t.rows, inputs, outputs, up.bias)], keep)
 
 
 # Experts

@@ -28,6 +28,9 @@ class Recipe:
     loss : cross entropy in one kernel, or as a chain of fp32 kernels
     optimizer : one fused Adam, or unscale, norm, clip, step and cast as chains of kernels
     dispatcher : how tokens reach experts: exchanged (``all_to_all``) or gathered and scattered again (``all_gather``)
+    tp_overlap : in the backward pass of a column-split layer, what tensor parallelism moves runs beside its GEMMs: the
+        gather of its input beside the input gradient, the sum of that beside the weight gradient (Megatron-LM from 2022
+        on, with ``CUDA_DEVICE_MAX_CONNECTIONS=1``)
     fp8 : linear layers quantise their operands and multiply in fp8
     """
 
@@ -38,6 +41,7 @@ class Recipe:
     loss: LossKernel = "fused"
     optimizer: OptimizerKernel = "adam"
     dispatcher: Dispatcher = "all_to_all"
+    tp_overlap: bool = True
     fp8: bool = False
 
     def __post_init__(self) -> None:
@@ -46,14 +50,19 @@ class Recipe:
         check_choice("loss", self.loss, get_args(LossKernel))
         check_choice("optimizer", self.optimizer, get_args(OptimizerKernel))
         check_choice("dispatcher", self.dispatcher, get_args(Dispatcher))
-        check_flags(self, "fused_softmax", "dropout", "fp8")
+        check_flags(self, "fused_softmax", "dropout", "tp_overlap", "fp8")
 
 
 RECIPES: Final[Mapping[str, Recipe]] = {
     "modern": Recipe(),
-    # Megatron-LM of 2021-22: no flash attention, gradients accumulated by a kernel of their own, fp32 loss chain
+    # Megatron-LM of 2021: no flash attention, gradients accumulated by a kernel of their own, fp32 loss chain
     # (hwprofiles/SOURCES.md, OP-BYTES).
     "megatron-2021": Recipe(
+        attention="unfused", dropout=True, accumulation="separate", loss="chain", optimizer="chain", tp_overlap=False
+    ),
+    # The same a year later, with sequence parallelism: the backward pass overlaps what that moves (Korthikanti et al.,
+    # arXiv 2205.05198).
+    "megatron-2022": Recipe(
         attention="unfused", dropout=True, accumulation="separate", loss="chain", optimizer="chain"
     ),
 }

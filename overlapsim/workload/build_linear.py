@@ -1,0 +1,127 @@
+"""Linear layers of a tensor-parallel pair: gradients, what they move, and the residual stream around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from overlapsim.workload.build_part import Part
+from overlapsim.workload.memory_bound import MemoryOp
+from overlapsim.workload.operators import COMPUTE
+from overlapsim.workload.recorder import Recorder
+
+TP_STREAM: Final = "tp"
+"""Stream of tensor-parallel collectives that run beside GEMMs."""
+
+
+def reduce_output(r: Recorder, part: Part, name: str) -> None:
+    """Sum the output of a row-split layer over the tensor-parallel ranks."""
+    r.collective(part.reduction, name, part.hidden_bytes, part.layout.tp, group="tp")
+
+
+def gather_gradient(r: Recorder, part: Part, name: str) -> None:
+    """Gather the gradient of a row-split layer's output, where the sequence is split."""
+    if part.layout.sequence_parallel:
+        r.collective("all_gather", name, part.hidden_bytes, part.layout.tp, group="tp", pass_="dgrad")
+
+
+def reduce_gradient(r: Recorder, part: Part, name: str) -> None:
+    """Sum the gradient of a column-split layer's input over the tensor-parallel ranks."""
+    r.collective(part.reduction, name, part.hidden_bytes, part.layout.tp, group="tp", pass_="dgrad")
+
+
+def residual(r: Recorder, part: Part, name: str, *, bias: bool) -> None:
+    """Add the branch to the residual stream, with dropout and bias where the model and recipe have them."""
+    t, model = part.tokens, part.model
+    kind = "bias_dropout_add" if part.recipe.dropout else "add"
+    if bias and kind == "add":
+        r.kernel(name, MemoryOp("bias_add", t.local, model.hidden, model.dtype))
+    r.kernel(name, MemoryOp(kind, t.local, model.hidden, model.dtype))
+
+
+def residual_backward(r: Recorder, part: Part, name: str, *, bias: bool, keep: frozenset[str]) -> None:
+    """Gradient of the residual sum: of the dropout in the branch, and of its bias."""
+    t, model = part.tokens, part.model
+    if part.recipe.dropout and "dgrad" in keep:
+        work = MemoryOp("bias_dropout_add", t.local, model.hidden, model.dtype, "bwd")
+        r.kernel(name, work, pass_="dgrad")
+    if bias and "wgrad" in keep:
+        r.kernel(name, MemoryOp("bias_add", t.local, model.hidden, model.dtype, "bwd"), pass_="wgrad")
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer on one rank: rows of its input, and its sizes."""
+
+    rows: int
+    inputs: int
+    outputs: int
+    bias: bool = False
+
+
+def gemm_backward(
+    r: Recorder, part: Part, name: str, rows: int, inputs: int, outputs: int, keep: frozenset[str]
+) -> None:
+    """Record the two GEMMs of a linear layer's backward pass, and the sum of its weight gradient where it is apart."""
+    linear = Linear(rows, inputs, outputs)
+    if "dgrad" in keep:
+        _input_gradient(r, part, name, linear)
+    if "wgrad" in keep:
+        _weight_gradient(r, part, name, linear)
+
+
+def column_backward(r: Recorder, part: Part, name: str, linears: Sequence[Linear], keep: frozenset[str]) -> None:
+    """Record the backward pass of column-split layers with one input, and what tensor parallelism moves for it.
+
+    Where the sequence is split, inputs are kept in pieces and gathered again for the weight gradient. With the
+    recipe's ``tp_overlap`` that gather runs beside the input gradient, and the sum of the input gradient beside the
+    weight gradient, where both are computed in one pass.
+    """
+    tp = part.layout.tp
+    split = "wgrad" in keep and tp > 1 and part.layout.sequence_parallel
+    beside = part.recipe.tp_overlap and tp > 1 and {"dgrad", "wgrad"} <= keep
+    gathered = -1
+    if split:
+        gathered = r.collective(
+            "all_gather", name, part.hidden_bytes, tp, group="tp", pass_="wgrad",
+            stream=TP_STREAM if beside else COMPUTE, needs=[r.last], main=not beside,
+        )  # fmt: skip
+    if not beside:
+        for linear in linears:
+            _bias_gradient(r, part, name, linear, keep)
+            gemm_backward(r, part, name, linear.rows, linear.inputs, linear.outputs, keep)
+        if "dgrad" in keep:
+            reduce_gradient(r, part, name)
+        return
+    for linear in linears:
+        _bias_gradient(r, part, name, linear, keep)
+        _input_gradient(r, part, name, linear)
+    reduced = r.collective(
+        part.reduction, name, part.hidden_bytes, tp, group="tp", pass_="dgrad", stream=TP_STREAM, needs=[r.last],
+        main=False,
+    )  # fmt: skip
+    r.also(gathered)
+    for linear in linears:
+        _weight_gradient(r, part, name, linear)
+    r.also(reduced)
+
+
+def _bias_gradient(r: Recorder, part: Part, name: str, linear: Linear, keep: frozenset[str]) -> None:
+    if linear.bias and "wgrad" in keep:
+        r.kernel(name, MemoryOp("bias_add", linear.rows, linear.outputs, part.model.dtype, "bwd"), pass_="wgrad")
+
+
+def _input_gradient(r: Recorder, part: Part, name: str, linear: Linear) -> None:
+    r.gemm(name, linear.rows, linear.inputs, linear.outputs, pass_="dgrad", dtype=part.gemm_dtype)
+
+
+def _weight_gradient(r: Recorder, part: Part, name: str, linear: Linear) -> None:
+    r.gemm(name, linear.outputs, linear.inputs, linear.rows, pass_="wgrad", dtype=part.gemm_dtype)
+    accumulate(r, part, name, linear.inputs * linear.outputs)
+
+
+def accumulate(r: Recorder, part: Part, name: str, parameters: int) -> None:
+    """Add a weight gradient to the main one by a kernel of its own, where the GEMM does not."""
+    if part.recipe.accumulation == "separate":
+        r.kernel(name, MemoryOp("grad_accumulate", parameters, 1, part.model.dtype), pass_="wgrad")
