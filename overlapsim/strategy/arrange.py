@@ -92,12 +92,12 @@ def collectives(graph: OperatorGraph, prefix: str, kinds: Sequence[str], passes:
 
 
 def alike(graph: OperatorGraph, positions: Iterable[int]) -> list[list[int]]:
-    """Split collectives by what they must have in common to be one: kind, ranks and dtype."""
-    found: dict[tuple[str, int, str], list[int]] = {}
+    """Split collectives by what they must have in common to be one: kind, ranks, group, dtype and engine."""
+    found: dict[tuple[object, ...], list[int]] = {}
     for i in positions:
         op = graph.operators[i]
         assert isinstance(op, CollectiveOp)
-        found.setdefault((op.kind, op.ranks, op.dtype), []).append(i)
+        found.setdefault((op.kind, op.ranks, op.group, op.dtype, op.engine), []).append(i)
     return list(found.values())
 
 

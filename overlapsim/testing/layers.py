@@ -137,7 +137,7 @@ class _Draft:
     def pipe(self, way: str, pass_: str, wanted: bool) -> None:
         if wanted:
             size_bytes = float(self._rows * self.shape.hidden * PARAM_BYTES)
-            op = CollectiveOp("send_recv", size_bytes, STAGES, name=f"pipe.{way}", pass_=pass_)
+            op = CollectiveOp("send_recv", size_bytes, STAGES, name=f"pipe.{way}", pass_=pass_, group="pp")
             # What comes in waits for another stage, and what goes out is waited for by another.
             at = self._add(op, self.head if way == "send" else -1)
             self.head = at if way == "recv" else self.head
@@ -163,24 +163,26 @@ class _Draft:
         if not gather:
             # The rows of the forward were dropped after it; the weight gradient needs them once more.
             if self.tp > 1:
-                again = CollectiveOp("all_gather", float(s.tokens * k * PARAM_BYTES), self.tp, name=name, pass_="wgrad")
+                again = CollectiveOp(
+                    "all_gather", float(s.tokens * k * PARAM_BYTES), self.tp, name=name, pass_="wgrad", group="tp"
+                )
                 inputs = self._add(again)
             self._collective("reduce_scatter", s.tokens * k, name, "dgrad")
         wgrad = self._add(GemmOp(k, n, s.tokens, name=name, pass_="wgrad"), upstream, inputs)
         if self.last and self.dp > 1:
             kind: CollectiveKind = "reduce_scatter" if self.zero else "all_reduce"
             size_bytes = float(n * k * GRAD_BYTES)
-            self._add(CollectiveOp(kind, size_bytes, self.dp, "fp32", f"grad.{name}", "wgrad"), wgrad)
+            self._add(CollectiveOp(kind, size_bytes, self.dp, "fp32", f"grad.{name}", "wgrad", group="dp"), wgrad)
 
     def _param(self, name: str, elements: int, pass_: str, wanted: bool) -> int:
         if not wanted or self.dp == 1:
             return -1
         size_bytes = float(elements * PARAM_BYTES)
-        return self._add(CollectiveOp("all_gather", size_bytes, self.dp, name=f"param.{name}", pass_=pass_))
+        return self._add(CollectiveOp("all_gather", size_bytes, self.dp, name=f"param.{name}", pass_=pass_, group="dp"))
 
     def _collective(self, kind: CollectiveKind, elements: int, name: str, pass_: str) -> None:
         if self.tp > 1:
-            op = CollectiveOp(kind, float(elements * PARAM_BYTES), self.tp, name=name, pass_=pass_)
+            op = CollectiveOp(kind, float(elements * PARAM_BYTES), self.tp, name=name, pass_=pass_, group="tp")
             self.head = self._add(op, self.head)
 
     def _kernel(self, work: MemoryOp | AttentionOp, name: str, pass_: str) -> None:
