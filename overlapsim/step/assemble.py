@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -23,6 +25,9 @@ from overlapsim.workload.layout import Layout
 from overlapsim.workload.operators import CollectiveOp
 from overlapsim.workload.rank_map import RankMap
 from overlapsim.workload.stage_weights import LocalParameters, stage_parameters
+
+LONGEST_UNIT_S: Final = 60.0
+"""Longest step of a block, a little below the engine's longest unit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +124,9 @@ class _Step:
         if gathered:
             slices = CollectiveOp("all_gather", gathered, layout.tp, model.dtype, "embed", group="tp")
             seconds += self.prices.flow(slices)[0]
-        return Transfer.of_seconds(seconds, demands=self._resources(demands, source, target))
+        units = _parts(seconds)
+        found = {name: amount / units for name, amount in self._resources(demands, source, target).items()}
+        return Transfer(ps_from_s(seconds / units), units, demands=found)
 
     # Data parallelism and the optimizer
 
@@ -138,7 +145,9 @@ class _Step:
                 place = number * len(stages) / len(pieces)
                 stage = stages[int(place)]
                 layers = max(1, len(self.pieces.layers[stage]))
-                tasks.add_weight_edge(self.builder, task, stage, unit=min(layers - 1, int((place % 1) * layers)))
+                per_layer = int(tasks.units[tasks.first_forward(stage)]) // layers
+                layer = min(layers - 1, int((place % 1) * layers))
+                tasks.add_weight_edge(self.builder, task, stage, unit=layer * per_layer)
 
     def add_reductions(self, tasks: PipelineTasks) -> list[list[int]]:
         """Gradients of every device, each piece as soon as it is complete."""
@@ -177,7 +186,7 @@ class _Step:
                     stream=tasks.compute_streams[device],
                     pool=self.pools[device],
                     host=device,
-                    units=1,
+                    units=block.units,
                     unit_ps=block.unit_ps,
                     sm=1,
                     demands=block.demands,
@@ -202,19 +211,22 @@ class _Step:
 
     def _collective(self, op: CollectiveOp, device: int) -> int:
         seconds, demands = self.prices.flow(op)
+        units = _parts(seconds)
         return self.builder.add_flow(
             stream=self._dp_streams[device],
             pool=self.pools[device],
             host=device,
-            units=1,
-            unit_ps=ps_from_s(seconds),
+            units=units,
+            unit_ps=ps_from_s(seconds / units),
             sm=min(self.prices.comm_sms(op.kind), self.inputs.cluster.device.num_sms - 1),
-            demands=self._resources(demands, device, device),
+            demands={name: amount / units for name, amount in self._resources(demands, device, device).items()},
             op=op.name,
             tag=f"{op.kind} [{op.group}]",
         )
 
     def _block(self, device: int, piece: Piece, units: int, name: str) -> Block:
+        """A piece as so many equal steps, or a multiple of them where one would be too long for the engine."""
+        units *= _parts(piece.duration_s / units)
         demands: dict[int, float] = {}
         for resource, amount in piece.demands.items():
             number = self._resource(resource, piece.capacities[resource], device)
@@ -245,6 +257,11 @@ class _Step:
         num_sms = self.prices.cluster.device.num_sms
         left = (num_sms - min(self.prices.comm_sms("all_reduce"), num_sms - 1)) / num_sms
         return self.prices.overlap.gemm_speed * left
+
+
+def _parts(seconds: float) -> int:
+    """Equal parts of a task, each short enough for one unit of the engine even when it is taken at its slowest."""
+    return max(1, math.ceil(seconds / LONGEST_UNIT_S))
 
 
 def _own_parameters(local: LocalParameters, layout: Layout) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,11 +10,12 @@ import numpy as np
 from overlapsim.engine import compiled
 from overlapsim.engine.deadlock import raise_if_deadlocked
 from overlapsim.engine.timeline import Timeline
+from overlapsim.plan import Finding
 from overlapsim.schedule.builder import ProgramBuilder
 from overlapsim.schedule.program import Program
 from overlapsim.step.breakdown import spans
 from overlapsim.strategy.base import Context
-from overlapsim.strategy.compose import Composition, compose
+from overlapsim.strategy.compose import Composition, compose, find_pieces
 from overlapsim.strategy.tasks import Site
 from overlapsim.workload.operators import OperatorGraph
 
@@ -29,12 +30,14 @@ class Piece:
     kinds_s : seconds of each kind (`categories.KINDS`) within it; the sum is the duration
     demands : amount by resource name over the whole block
     capacities : of those resources
+    findings : what its strategies believe, and what is allowed in it and does not help
     """
 
     duration_s: float = 0.0
     kinds_s: Mapping[str, float] = field(default_factory=dict)
     demands: Mapping[str, float] = field(default_factory=dict)
     capacities: Mapping[str, float] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
 
     def __add__(self, other: Piece) -> Piece:
         """Both, one after the other."""
@@ -43,6 +46,7 @@ class Piece:
             _sum(self.kinds_s, other.kinds_s),
             _sum(self.demands, other.demands),
             {**self.capacities, **other.capacities},
+            tuple(dict.fromkeys((*self.findings, *other.findings))),
         )
 
     def times(self, count: int) -> Piece:
@@ -52,6 +56,7 @@ class Piece:
             {kind: seconds * count for kind, seconds in self.kinds_s.items()},
             {name: amount * count for name, amount in self.demands.items()},
             self.capacities,
+            self.findings,
         )
 
 
@@ -82,7 +87,7 @@ def simulate_piece(
     graph = repeated(context.graph, before + 1)
     builder = ProgramBuilder()
     site = Site(builder, context.prices, launch_s=launch_s)
-    compose(Context(graph, context.prices), composition, site)
+    composed = compose(Context(graph, context.prices), composition, site)
     program = builder.freeze()
     timeline = compiled.run(program, contention=contention, record=False)
     raise_if_deadlocked(timeline)
@@ -91,8 +96,20 @@ def simulate_piece(
     amounts, capacities = _demands(program)
     share = 1.0 / (before + 1)
     return Piece(
-        (timeline.end_ps - start) / 1e12, kinds, {name: share * amount for name, amount in amounts.items()}, capacities
+        (timeline.end_ps - start) / 1e12,
+        kinds,
+        {name: share * amount for name, amount in amounts.items()},
+        capacities,
+        (*composed.findings, *_beliefs(context, composition)),
     )
+
+
+def _beliefs(context: Context, composition: Composition) -> Iterator[Finding]:
+    """What the strategies of pairs say of their choice."""
+    for piece in find_pieces(context.graph, composition.pairs):
+        chosen = piece.chosen
+        part = Context(context.graph.part(piece.operators), context.prices)
+        yield from chosen.strategy.findings(part, chosen.parameters)
 
 
 def repeated(graph: OperatorGraph, count: int) -> OperatorGraph:

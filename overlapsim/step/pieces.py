@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from functools import cached_property
 
 from overlapsim.cost.launch import launch_stack
 from overlapsim.cost.prices import PriceBook
-from overlapsim.errors import LayoutError
+from overlapsim.errors import LayoutError, StrategyError
 from overlapsim.schedule.pipeline import PipelineSchedule
 from overlapsim.step.blocks import Piece, simulate_piece
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.pairs import paired
 from overlapsim.strategy.base import Context
+from overlapsim.strategy.compatibility import Setting
 from overlapsim.workload.build import GraphBuilder, Which
 from overlapsim.workload.model import Layer
-from overlapsim.workload.operators import OperatorGraph
+from overlapsim.workload.operators import GemmOp, OperatorGraph
 from overlapsim.workload.stages import chunk_layers
+
+
+def graph_builder(inputs: StepInputs) -> GraphBuilder:
+    """Maker of the operator graphs of a step's layers."""
+    i = inputs
+    return GraphBuilder(i.model, i.layout, i.recipe, i.job.micro_batch, i.job.seq_len, i.recompute)
+
+
+def _setting(inputs: StepInputs, schedule: PipelineSchedule) -> Setting:
+    """What rules on strategies ask of the run: what was said of it, the rest from layout and recompute."""
+    given, kind = inputs.composition.setting, inputs.recompute.granularity
+    known = Setting.of(inputs.layout, micro_batches=schedule.num_micro_batches, recompute=kind)
+    said = {field.name: value for field in fields(Setting) if (value := getattr(given, field.name)) is not None}
+    return replace(known, **said)
 
 
 class StagePieces:
@@ -32,6 +48,8 @@ class StagePieces:
     ------
     LayoutError
         If the schedule has another number of stages than the layout has chunks.
+    StrategyError
+        If a strategy is chosen for an operator that no layer has.
     """
 
     def __init__(self, inputs: StepInputs, prices: PriceBook, schedule: PipelineSchedule) -> None:
@@ -45,13 +63,16 @@ class StagePieces:
         begins = [sum(counts[:stage]) for stage in range(len(counts) + 1)]
         self.layers = [inputs.model.layers[begins[s] : begins[s + 1]] for s in range(len(counts))]
         self._launch_s = launch_stack(inputs.stack, inputs.cluster.device).host_s
+        self._setting = inputs.composition.setting
+        if inputs.composition.strategies:
+            self._check_pairs()
+            self._setting = _setting(inputs, schedule)
         self._cache: dict[object, Piece] = {}
 
     @cached_property
     def builder(self) -> GraphBuilder:
         """Maker of the layers' operator graphs."""
-        i = self.inputs
-        return GraphBuilder(i.model, i.layout, i.recipe, i.job.micro_batch, i.job.seq_len, i.recompute)
+        return graph_builder(self.inputs)
 
     def stage(self, stage: int, which: Which) -> Piece:
         """One pass of one micro-batch through a stage."""
@@ -123,10 +144,26 @@ class StagePieces:
                 total += self._layer(self.inputs.model.layers[-1], which, rebuilt=True).times(extra)
         return total
 
+    def _check_pairs(self) -> None:
+        """Refuse strategies for operators that no layer has: each graph takes those it has, and none has them."""
+        which: tuple[Which, ...] = ("forward", "backward", "input_grad", "weight_grad")
+        graphs = [self.builder.layer(layer, w) for layer in self.inputs.model.kinds for w in which]
+        known = {(op.name, op.pass_) for graph in graphs for op in graph.operators if isinstance(op, GemmOp)}
+        for name, pass_ in self.inputs.composition.pairs:
+            if (name, pass_) not in known:
+                there = ", ".join(f"{name}:{pass_}" for name, pass_ in sorted(known))
+                raise StrategyError(
+                    f"a strategy is chosen for {name} {pass_}, and no layer of {self.inputs.model.name} has such a "
+                    f"GEMM; expected one of {there}"
+                )
+
     def _simulate(self, graph: OperatorGraph, *, follows: bool = True) -> Piece:
+        chosen = self.inputs.composition
+        gemms = {(op.name, op.pass_) for op in graph.operators if isinstance(op, GemmOp)}
+        pairs = {where: what for where, what in chosen.pairs.items() if where in gemms}
         return simulate_piece(
             Context(graph, self.prices),
-            self.inputs.composition,
+            replace(chosen, pairs=pairs, setting=self._setting),
             launch_s=self._launch_s,
             contention=self.inputs.contention,
             follows=follows,

@@ -19,6 +19,7 @@ from overlapsim.schedule.pipeline_kinds import SCHEDULES, make_schedule
 from overlapsim.schedule.pipeline_memory import peak_in_flight
 from overlapsim.step.assemble import StepProgram, assemble
 from overlapsim.step.device_time import device_breakdown
+from overlapsim.step.findings import step_findings
 from overlapsim.step.inputs import StepInputs
 from overlapsim.workload.memory import Memory, MemoryModel
 from overlapsim.workload.model_count import step_flop_per_token
@@ -94,6 +95,9 @@ def simulate_step(inputs: StepInputs, *, ranges: bool = True, models: dict[objec
     hardware_flop = step_flop_per_token(
         inputs.model, inputs.job.seq_len, recompute=_counted(inputs.recompute.granularity)
     )
+    memory = step_memory(inputs, schedule)
+    pieces = program.pieces.values()
+    findings = (*step_findings(inputs, prices, memory), *(f for piece in pieces for f in piece.findings))
     devices, peak = inputs.layout.world_size, inputs.cluster.device.peak(inputs.model.dtype)
     return StepResult(
         inputs,
@@ -101,14 +105,14 @@ def simulate_step(inputs: StepInputs, *, ranges: bool = True, models: dict[objec
         max(0.0, seconds - low**0.5),
         seconds + high**0.5,
         device_breakdown(program, timeline),
-        step_memory(inputs, schedule),
+        memory,
         rate,
         utilization(model_flop, rate, devices, peak),
         utilization(hardware_flop, rate, devices, peak),
         model_flop * (inputs.job.global_batch or 1) * inputs.job.seq_len,
         timeline,
         program,
-        prices.findings,
+        tuple(dict.fromkeys(findings)),
     )
 
 
