@@ -63,7 +63,7 @@ class Setting:
         2
         """
         degrees = {name: getattr(layout, name) for name in ("tp", "pp", "vpp", "ep", "dp", "sequence_parallel")}
-        return cls(**{**degrees, "cp": layout.context, **known})  # type: ignore[arg-type]
+        return cls(**{**degrees, "cp": layout.context, **known})
 
     @property
     def before_blackwell(self) -> bool:

@@ -69,7 +69,7 @@ class FsdpPrefetch(ArrangingStrategy):
         graph = context.graph
         if all(graph.operators[i].pass_ == FORWARD for i in gathers(graph)):
             reason = "parameters are not sharded: the graph has no all_gather named param.* in its backward"
-            return Applicability(False, (reason,), "little_to_hide")
+            return Applicability(False, (reason,))
         return YES
 
     def parameters(self, context: Context) -> ParameterSpace:

@@ -62,7 +62,7 @@ class GradBuckets(ArrangingStrategy):
         if collectives(context.graph, "grad.", REDUCING):
             return YES
         reason = "no gradient is summed over ranks: the graph has no all_reduce or reduce_scatter named grad.*"
-        return Applicability(False, (reason,), "little_to_hide")
+        return Applicability(False, (reason,))
 
     def parameters(self, context: Context) -> ParameterSpace:
         """Leave open the size of a bucket."""

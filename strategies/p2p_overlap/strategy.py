@@ -57,7 +57,7 @@ class P2pOverlap(ArrangingStrategy):
         if _transfers(context.graph):
             return YES
         reason = "nothing goes between stages: the graph has no send_recv named pipe.*"
-        return Applicability(False, (reason,), "little_to_hide")
+        return Applicability(False, (reason,))
 
     def parameters(self, context: Context) -> ParameterSpace:
         """Leave open how early receives are posted."""
@@ -72,7 +72,7 @@ class P2pOverlap(ArrangingStrategy):
         if parameters["batched"]:
             return 0.0
         sizes = [_size(context.graph, i) for i in _transfers(context.graph) if _name(context.graph, i) == RECEIVE]
-        return parameters["early"] * max(sizes, default=0.0)
+        return float(parameters["early"] * max(sizes, default=0.0))
 
     def arrange(self, context: Context, parameters: Parameters) -> OperatorGraph:
         """Put transfers on their streams; a receive waits until a buffer is free."""

@@ -54,7 +54,7 @@ class WgradDelay(ArrangingStrategy):
         """Refuse a graph without weight gradients, or without a collective that they could hide."""
         graph = context.graph
         if not any(_is_wgrad(graph, i) for i in range(len(graph.operators))):
-            return Applicability(False, ("the graph computes no weight gradients",), "little_to_hide")
+            return Applicability(False, ("the graph computes no weight gradients",))
         if not any(_to_hide(graph, i) for i in range(len(graph.operators))):
             reason = "no collective of the backward stands in line with compute, so there is nothing to hide"
             return Applicability(False, (reason,), "little_to_hide")

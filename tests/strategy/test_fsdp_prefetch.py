@@ -79,9 +79,7 @@ def test_first_gather_then_the_longer_side_of_each_group_then_last_scatter(mib: 
 
 @settings(deadline=None, max_examples=60)
 @given(
-    layers=st.lists(
-        st.tuples(st.floats(1e-5, 5e-4), st.floats(1e-5, 9e-4), st.floats(1, 300)), min_size=1, max_size=6
-    ),
+    layers=st.lists(st.tuples(st.floats(1e-5, 5e-4), st.floats(1e-5, 9e-4), st.floats(1, 300)), min_size=1, max_size=6),
     depth=st.integers(2, 4),
     rate_limit=st.booleans(),
     keep_last=st.booleans(),
@@ -124,7 +122,9 @@ def test_equals_the_recurrence_and_holds_no_more_than_depth_groups(
         if backward:
             scattered = max(scattered, now) + seconds_of(book, "reduce_scatter", 2 * sizes[layer])
     assert timeline.duration_s == pytest.approx(max(now, scattered), rel=1e-7)
-    names = [op.name for op in arranged("fsdp_prefetch", Context(step(*zip(*layers, strict=True)), book), point).operators]
+    names = [
+        op.name for op in arranged("fsdp_prefetch", Context(step(*zip(*layers, strict=True)), book), point).operators
+    ]
     assert names.count("param.mlp.fc1") == len(gathered)
 
 
@@ -155,7 +155,9 @@ def test_gathers_repeat_every_micro_batch_unless_parameters_stay() -> None:
     context = Context(graph, prices())
 
     def gathers(**point) -> int:
-        return sum(label.startswith("param.") for label in labels(arranged("fsdp_prefetch", context, {**POINT, **point})))
+        return sum(
+            label.startswith("param.") for label in labels(arranged("fsdp_prefetch", context, {**POINT, **point}))
+        )
 
     assert gathers(keep_last=False) == 12
     assert gathers() == 10

@@ -55,9 +55,7 @@ def test_small_buckets_pay_latency_and_large_ones_the_tail() -> None:
     """Many small gradients: the best size lies inside, and both ends lose."""
     context = Context(backward([2e-5] * 64, [2] * 64), prices())
     sizes = [1.0, 8.0, 16.0, 32.0, 128.0]
-    seconds = [
-        run("grad_buckets", context, {"bucket_bytes": size * MIB, "overlap": True}).duration_s for size in sizes
-    ]
+    seconds = [run("grad_buckets", context, {"bucket_bytes": size * MIB, "overlap": True}).duration_s for size in sizes]
     best = int(np.argmin(seconds))
     assert 0 < best < len(sizes) - 1
     assert seconds[0] > 1.02 * seconds[best]
