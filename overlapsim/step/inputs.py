@@ -37,7 +37,7 @@ class StepInputs:
     model, cluster, layout, job : what is trained, on which machine (its nodes counted), how it is split, which batch
     schedule : name in `pipeline_kinds.SCHEDULES`; empty: 1F1B, interleaved where the layout has virtual stages
     p2p : how transfers of the pipeline stand to computation; None: blocking without virtual stages, else ``steady``,
-        as Megatron-LM does
+        as Megatron-LM does; ``overlapped`` in zero-bubble schedules and those with F&B pairs
     scatter_gather : tensor-parallel ranks send one slice each and gather it on arrival (where activations are whole)
     recompute, recipe : what is rebuilt, and which kernels run
     precision : bytes of a parameter's state; None: mixed precision with fp32 gradients
@@ -101,7 +101,10 @@ class StepInputs:
 
     @property
     def p2p_mode(self) -> P2pMode:
-        """Mode of the pipeline's transfers, with Megatron-LM's default filled in."""
+        """Mode of the pipeline's transfers; by default Megatron-LM's, and overlapped in schedules that it does not have."""
+        kind = schedule_kind(self.schedule_name)
+        if kind.splits_backward or kind.has_pairs:
+            return self.p2p or "overlapped"
         return self.p2p or ("steady" if self.layout.vpp > 1 else "blocking")
 
     @property
