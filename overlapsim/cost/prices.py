@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from numpy.typing import ArrayLike
 
-from overlapsim.cost.base import MEASURED, Cost, Demand, Family, Spread, hbm_rate
+from overlapsim.cost.base import MEASURED, Cost, Demand, Family, Spread, hbm_name, hbm_rate
 from overlapsim.cost.beliefs import curve_findings, kernel_finding, machine_findings, slow_findings
 from overlapsim.cost.collective import CollectiveModel, busbw_factor
 from overlapsim.cost.curve import Curve, FloatArray
@@ -203,6 +203,9 @@ class PriceBook:
             cost = cost.scaled(1 + self._epilogue_s(op, cost) / cost.tile_time_s)
         else:
             cost = model.scaled(signalled_s * slowdown / self._device.kernels.template_slowdown / model.duration_s)
+            # A ratio of whole kernels must not make one CTA faster than its SM.
+            least_s = 2.0 * tile[0] * tile[1] * op.k / self._device.peak(op.dtype, op.accumulate) * self._device.num_sms
+            cost = cost.scaled(max(1.0, least_s / cost.tile_time_s))
         spread = self._template_spread if slowdown is None else TEMPLATE
         return self._ends(op, self._not_below_bound(op, cost), self._vendor_spread(cost), spread)
 
@@ -304,6 +307,12 @@ class PriceBook:
         priced = peer_stores(self.cluster, op.ranks, op.size_bytes, device)
         factor = self._factor("collective", STORES)
         return replace(priced, seconds=priced.seconds * factor, sm_seconds=priced.sm_seconds * factor)
+
+    def hbm_pass(self, size_bytes: float) -> tuple[float, tuple[Demand, ...]]:
+        """Duration and demand of a plain pass over memory: bytes read and written, at the rate that kernels reach."""
+        launch_s = 0.0 if self.no_latency else self._device.kernels.gemm_launch_s * self._factor("launch", LAUNCH)
+        rate = hbm_rate(self._device)
+        return launch_s + size_bytes / rate, (Demand(hbm_name(0), size_bytes, rate),)
 
     @property
     def flag_s(self) -> float:

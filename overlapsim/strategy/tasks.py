@@ -134,13 +134,20 @@ class Gpu:
         return self._copy_engines[number]
 
     def add_gemm(
-        self, op: GemmOp, cost: GemmCost, *, sms: int | None = None, stream: int | None = None, tag: str = ""
+        self,
+        op: GemmOp,
+        cost: GemmCost,
+        *,
+        sms: int | None = None,
+        stream: int | None = None,
+        launches: int = 1,
+        tag: str = "",
     ) -> int:
-        """Add the GEMM kernel, one unit a CTA, on at most `sms` SMs (all by default)."""
+        """Add the GEMM kernel, one unit a CTA, on at most `sms` SMs (all by default), after `launches` host calls."""
         # CTAs that share a tile run side by side: together they take what the kernel takes.
         ctas = cost.grid.num_tiles * cost.split_k
         cta_s = cost.tile_time_s if cost.split_k == 1 else cost.duration_s / -(-ctas // self.num_sms)
-        return self._blocks(op.name, tag or f"{op.pass_} gemm", ctas, cta_s, cost.demands, sms, stream)
+        return self._blocks(op.name, tag or f"{op.pass_} gemm", ctas, cta_s, cost.demands, sms, stream, launches)
 
     def add_kernel(self, op: KernelOp, cost: Cost, *, sms: int | None = None, stream: int | None = None) -> int:
         """Add attention, a memory-bound operator or other work as waves of short CTAs on all its SMs."""
@@ -175,6 +182,40 @@ class Gpu:
             sms = self.prices.comm_sms(op.kind, op.engine) if op.ranks > 1 else 0
         else:
             duration_s *= self.prices.sm_slowdown(op, sms)
+        return self.add_transfer(
+            duration_s,
+            demands,
+            sms=sms,
+            stream=stream,
+            group=group,
+            pool=pool,
+            units=units,
+            op=op.name,
+            tag=(tag or f"{op.pass_} {op.kind}") + (f" [{op.group}]" if op.group else ""),
+        )
+
+    def add_transfer(
+        self,
+        duration_s: float,
+        demands: Iterable[Demand] = (),
+        *,
+        sms: int = 0,
+        stream: int | None = None,
+        group: int = -1,
+        pool: int | None = None,
+        units: int = 1,
+        launches: int = 1,
+        op: str = "",
+        tag: str = "",
+    ) -> int:
+        """Add a FLOW of a given price: what a strategy's own kernel or copies move, or a wait for all ranks.
+
+        Parameters
+        ----------
+        duration_s, demands : of all units together
+        sms : held while it runs; 1 with the pool of a copy engine
+        launches : host calls that it takes (a copy and the flag behind it are two)
+        """
         return self.builder.add_flow(
             stream=self.comm_stream if stream is None else stream,
             pool=self.pool if pool is None else pool,
@@ -183,10 +224,10 @@ class Gpu:
             sm=sms,
             group=group,
             host=self.device,
-            launch_ps=self._site.launch_ps,
+            launch_ps=launches * self._site.launch_ps,
             demands=self._per_unit(demands, units),
-            op=op.name,
-            tag=(tag or f"{op.pass_} {op.kind}") + (f" [{op.group}]" if op.group else ""),
+            op=op,
+            tag=tag,
         )
 
     def add_waiter(self, source: int, units: int, *, op: str, tag: str) -> int:

@@ -1,0 +1,1 @@
+"""The fused_tiles strategy."""
