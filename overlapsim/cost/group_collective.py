@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -45,12 +45,14 @@ class GroupPlace:
     nic_bytes_per_s : rate at which one group's ring leaves a node while all groups of its kind do; 0 inside a node
     nic_load : bytes that a device's share of its node's NICs is busy with, over the bytes that the device sends out:
         above 1 where rings leave some links idle
+    slower : time of bytes over what healthy links take, from 1: the slowest link of a group sets its pace
     """
 
     ranks: int
     nodes: int = 1
     nic_bytes_per_s: float = 0.0
     nic_load: float = 1.0
+    slower: float = 1.0
 
 
 def group_places(
@@ -117,23 +119,21 @@ class GroupModel:
         sizes = checked_sizes(size_bytes)
         if self.place.ranks == 1:
             return np.zeros_like(sizes)
-        if self._inside is not None:
-            return self._inside.seconds(sizes)
-        assert self._fabric is not None
-        return self._fabric.seconds(self.kind, sizes)
+        healthy = self._healthy_s(sizes)
+        if self.place.slower == 1.0:
+            return healthy
+        return healthy + (self.place.slower - 1) * self._healthy_bandwidth_s(sizes)
 
     def bandwidth_seconds(self, size_bytes: ArrayLike) -> FloatArray:
         """Times of sizes at the rate of large messages, without latency."""
-        sizes = checked_sizes(size_bytes)
-        if self._inside is not None:
-            return self._inside.bandwidth_seconds(sizes)
-        return sizes * float(self.seconds(LARGE_BYTES)) / LARGE_BYTES
+        return self._healthy_bandwidth_s(checked_sizes(size_bytes)) * self.place.slower
 
     def seconds_at(self, size_bytes: ArrayLike, end: Literal["low", "high"]) -> FloatArray:
         """Times of sizes at one end of their spread."""
         sizes = checked_sizes(size_bytes)
         if self._inside is not None:
-            return self._inside.seconds_at(sizes, end)
+            at_end = self._inside.seconds_at(sizes, end)
+            return at_end + (self.place.slower - 1) * self._healthy_bandwidth_s(sizes)
         regime = regime_of(sizes)
         factor = np.array([getattr(spread, end) for spread in self._spreads])[regime]
         scaled: FloatArray = self.seconds(sizes) * factor
@@ -144,7 +144,7 @@ class GroupModel:
         if self.place.ranks == 1:
             return Cost(0.0, 0, "collective", FREE, Source("derived", "one rank moves nothing"))
         if self._inside is not None:
-            return self._inside.cost(size_bytes, device)
+            return replace(self._inside.cost(size_bytes, device), duration_s=float(self.seconds(size_bytes)))
         spread = self._spreads[int(regime_of(np.asarray(size_bytes, dtype=np.float64)))]
         return Cost(
             duration_s=float(self.seconds(size_bytes)),
@@ -177,6 +177,17 @@ class GroupModel:
             Demand(f"nic_share_in[{number}]", min(leaving, duration * share), share),
             Demand(hbm_name(number), min(memory, duration * rate), rate),
         )
+
+    def _healthy_s(self, sizes: FloatArray) -> FloatArray:
+        if self._inside is not None:
+            return self._inside.seconds(sizes)
+        assert self._fabric is not None
+        return self._fabric.seconds(self.kind, sizes)
+
+    def _healthy_bandwidth_s(self, sizes: FloatArray) -> FloatArray:
+        if self._inside is not None:
+            return self._inside.bandwidth_seconds(sizes)
+        return sizes * float(self._healthy_s(np.asarray(LARGE_BYTES))) / LARGE_BYTES
 
     @property
     def findings(self) -> tuple[Finding, ...]:

@@ -26,6 +26,7 @@ from overlapsim.workload.recompute import Recompute
 from overlapsim.workload.recorder import Recorder
 
 Which = Literal["forward", "backward", "input_grad", "weight_grad"]
+Half = Literal["attention", "mlp"]
 _KEEP: Final[dict[Which, frozenset[str]]] = {
     "backward": frozenset({"dgrad", "wgrad"}),
     "input_grad": frozenset({"dgrad"}),
@@ -42,11 +43,12 @@ class GraphBuilder:
     model, layout, recipe : what is computed, how it is split, and with which kernels
     micro_batch, sequence : sequences of a micro-batch on one data-parallel rank, and tokens of each
     recompute : what the backward pass computes again
+    imbalance : rows of the fullest expert rank over the even share; that rank sets the pace
 
     Raises
     ------
     WorkloadError
-        If a size is below 1.
+        If a size, or the imbalance, is below 1.
 
     Examples
     --------
@@ -63,8 +65,11 @@ class GraphBuilder:
     micro_batch: int
     sequence: int
     recompute: Recompute = field(default_factory=Recompute)
+    imbalance: float = 1.0
 
     def __post_init__(self) -> None:
+        if not 1 <= self.imbalance < float("inf"):
+            raise WorkloadError(f"imbalance is {self.imbalance!r}; expected a finite number of at least 1")
         if self.micro_batch < 1 or self.sequence < 1:
             raise WorkloadError(
                 f"a micro-batch of {self.micro_batch} sequences of {self.sequence} tokens; expected at least 1 of 1"
@@ -88,6 +93,15 @@ class GraphBuilder:
             self._again(r, part)
         mlp_backward(r, part, keep=keep)
         attention_backward(r, part, keep=keep)
+        return r.graph()
+
+    def half(self, layer: Layer, half: Half, which: Literal["forward", "backward"]) -> OperatorGraph:
+        """Operators of the attention or the feed-forward half of a layer's pass, nothing computed again."""
+        part, r = self._part(layer), Recorder("fwd", self.model.dtype)
+        if which == "forward":
+            (attention_forward if half == "attention" else mlp_forward)(r, part)
+        else:
+            (attention_backward if half == "attention" else mlp_backward)(r, part, keep=_KEEP["backward"])
         return r.graph()
 
     def embedding(self, which: Which) -> OperatorGraph:
@@ -115,9 +129,8 @@ class GraphBuilder:
         return r.graph()
 
     def _part(self, layer: Layer) -> Part:
-        return Part(
-            self.model, layer, self.layout, self.recipe, Tokens.of(self.layout, self.micro_batch, self.sequence)
-        )
+        tokens = Tokens.of(self.layout, self.micro_batch, self.sequence)
+        return Part(self.model, layer, self.layout, self.recipe, tokens, self.imbalance)
 
     def _again(self, r: Recorder, part: Part) -> None:
         whole = Recorder("recompute", self.model.dtype)

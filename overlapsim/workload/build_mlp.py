@@ -85,8 +85,8 @@ def _dense_backward(r: Recorder, part: Part, mlp: Mlp, prefix: str, keep: frozen
 # Experts
 
 
-def expert_rows(part: Part, moe: MoE, imbalance: float = 1.0) -> tuple[int, ...]:
-    """Rows of each expert of one rank: an even share of all routed copies, the fullest rank's with `imbalance` above 1.
+def expert_rows(part: Part, moe: MoE) -> tuple[int, ...]:
+    """Rows of each expert of the fullest rank: an even share of all routed copies, times the part's imbalance.
 
     Every rank of the ``etp`` group holds all rows of its experts.
     """
@@ -95,13 +95,13 @@ def expert_rows(part: Part, moe: MoE, imbalance: float = 1.0) -> tuple[int, ...]
     copies = t.local * moe.top_k * layout.etp
     if moe.capacity_factor is not None:
         copies = round(copies * min(1.0, moe.capacity_factor))
-    each = max(1, round(copies * imbalance / experts))
+    each = max(1, round(copies * part.imbalance / experts))
     return (each,) * experts
 
 
 def _routed_bytes(part: Part, moe: MoE) -> float:
-    """Bytes of the routed copies of one rank's tokens."""
-    return float(part.tokens.local * moe.top_k * part.model.hidden * part.element_bytes)
+    """Bytes of the routed copies that the fullest rank gets (or, without imbalance, sends)."""
+    return float(part.tokens.local * moe.top_k * part.model.hidden * part.element_bytes) * part.imbalance
 
 
 def _dispatch(r: Recorder, part: Part, moe: MoE, name: str, pass_: str, *, back: bool) -> None:

@@ -41,13 +41,20 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Part:
-    """What every builder of a part of a layer is given."""
+    """What every builder of a part of a layer is given.
+
+    Attributes
+    ----------
+    model, layer, layout, recipe, tokens : what is computed, how it is split, with which kernels, on which rows
+    imbalance : rows of the fullest expert rank over the even share, from 1
+    """
 
     model: ModelSpec
     layer: Layer
     layout: Layout
     recipe: Recipe
     tokens: Tokens
+    imbalance: float = 1.0
 
     @property
     def element_bytes(self) -> int:
