@@ -56,7 +56,7 @@ class WgradDelay(ArrangingStrategy):
         if not any(_is_wgrad(graph, i) for i in range(len(graph.operators))):
             return Applicability(False, ("the graph computes no weight gradients",))
         if not any(_to_hide(graph, i) for i in range(len(graph.operators))):
-            reason = "no collective of the backward stands in line with compute, so there is nothing to hide"
+            reason = "no layer communicates in the backward, so there is nothing to hide"
             return Applicability(False, (reason,), "little_to_hide")
         return YES
 
@@ -73,14 +73,14 @@ class WgradDelay(ArrangingStrategy):
         return _issue(context, parameters["pending"]).most_bytes if parameters["pending"] else 0.0
 
     def arrange(self, context: Context, parameters: Parameters) -> OperatorGraph:
-        """Issue operators in the new order, with the backward's collectives on a stream of their own."""
+        """Issue operators in the new order, the backward's collectives beside compute."""
         graph = context.graph
         if parameters["pending"] == 0:
             return graph
         slots = slots_of(graph)
         for number, i in enumerate(_issue(context, parameters["pending"]).order):
             slots[i].at = number
-            if _to_hide(graph, i):
+            if _to_hide(graph, i) and slots[i].stream == COMPUTE:
                 slots[i].stream = STREAM
         return assemble(graph, slots)
 
@@ -177,9 +177,9 @@ def _is_wgrad(graph: OperatorGraph, i: int) -> bool:
 
 
 def _to_hide(graph: OperatorGraph, i: int) -> bool:
-    """A collective inside a layer's backward that compute would wait for."""
+    """A collective inside a layer's backward, in line with compute or already beside it."""
     op = graph.operators[i]
-    if not isinstance(op, CollectiveOp) or op.ranks < 2 or graph.stream_of(i) != COMPUTE:
+    if not isinstance(op, CollectiveOp) or op.ranks < 2:
         return False
     return op.pass_ in BACKWARD and not op.name.startswith(STEP_PREFIXES)
 
