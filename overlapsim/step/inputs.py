@@ -101,7 +101,7 @@ class StepInputs:
 
     @property
     def p2p_mode(self) -> P2pMode:
-        """Mode of the pipeline's transfers; by default Megatron-LM's, and overlapped in schedules that it does not have."""
+        """Mode of the pipeline's transfers, with the default filled in."""
         kind = schedule_kind(self.schedule_name)
         if kind.splits_backward or kind.has_pairs:
             return self.p2p or "overlapped"
