@@ -13,6 +13,7 @@ from overlapsim.plan import Finding
 from overlapsim.strategy.base import Context, Parameters, Relation, Strategy
 from overlapsim.strategy.budget import sm_budget
 from overlapsim.strategy.compatibility import Setting, advise, check_compatible
+from overlapsim.strategy.queues import queue_findings
 from overlapsim.strategy.tasks import Placement, Site
 from overlapsim.units import ps_from_s
 from overlapsim.workload.operators import STEP_PREFIXES, CollectiveOp, GemmOp, Operator, OperatorGraph
@@ -124,7 +125,11 @@ def compose(context: Context, composition: Composition, site: Site) -> Composed:
     answer = budget.verdict()
     if not answer.applies:
         raise StrategyError(f"these strategies do not go together: {'; '.join(answer.reasons)} ({answer.cause})")
-    findings = (*advise(composition.strategies, setting), *budget.findings(graph, context.prices))
+    findings = (
+        *advise(composition.strategies, setting),
+        *queue_findings(site.builder),
+        *budget.findings(graph, context.prices),
+    )
     return Composed(graph, placement, findings)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from overlapsim.plan import Finding
 from overlapsim.schedule.builder import ProgramBuilder
 
 
@@ -63,3 +64,15 @@ def add_queue_waits(builder: ProgramBuilder, first: int = 0) -> None:
             now.clear()
         now.append(task)
         last[stream] = task
+
+
+def queue_findings(builder: ProgramBuilder) -> tuple[Finding, ...]:
+    """Say that streams share queues: the waits are inferred from reports of what overlapped, not measured."""
+    queues = builder.stream_queues()
+    if len(set(queues)) == len(queues):
+        return ()
+    message = (
+        f"{len(queues)} streams share {len(set(queues))} hardware queues; that a wait in a queue is for all that was "
+        "launched there before is inferred from published timelines: measure with and without sharing"
+    )
+    return (Finding("shared_queues_assumed", message),)
