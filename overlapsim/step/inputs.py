@@ -11,6 +11,7 @@ from overlapsim.hardware.nic_sharing import Rings
 from overlapsim.hardware.profile import Cluster
 from overlapsim.schedule.pipeline_kinds import schedule_kind
 from overlapsim.schedule.pipeline_links import P2pMode
+from overlapsim.step.perturb import NONE, Perturbation
 from overlapsim.strategy.compose import Composition
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.layout_rules import Job, check_layout
@@ -47,6 +48,7 @@ class StepInputs:
     rank_order : order in which degrees fill the ranks
     sustained_clock : clock of a long run over that of a short benchmark, in (0, 1]
     composition : overlap strategies by operator
+    perturbation : slow ranks, degraded links, jitter and unbalanced experts
     contention : False leaves HBM and link sharing out
 
     Raises
@@ -74,6 +76,7 @@ class StepInputs:
     rank_order: tuple[str, ...] = ORDER
     sustained_clock: float = 1.0
     composition: Composition = field(default_factory=Composition)
+    perturbation: Perturbation = NONE
     contention: bool = True
 
     def __post_init__(self) -> None:

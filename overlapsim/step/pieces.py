@@ -24,7 +24,8 @@ from overlapsim.workload.stages import chunk_layers
 def graph_builder(inputs: StepInputs) -> GraphBuilder:
     """Maker of the operator graphs of a step's layers."""
     i = inputs
-    return GraphBuilder(i.model, i.layout, i.recipe, i.job.micro_batch, i.job.seq_len, i.recompute)
+    imbalance = i.perturbation.imbalance
+    return GraphBuilder(i.model, i.layout, i.recipe, i.job.micro_batch, i.job.seq_len, i.recompute, imbalance)
 
 
 def _setting(inputs: StepInputs, schedule: PipelineSchedule) -> Setting:
@@ -33,6 +34,19 @@ def _setting(inputs: StepInputs, schedule: PipelineSchedule) -> Setting:
     known = Setting.of(inputs.layout, micro_batches=schedule.num_micro_batches, recompute=kind)
     said = {field.name: value for field in fields(Setting) if (value := getattr(given, field.name)) is not None}
     return replace(known, **said)
+
+
+def _signature(inputs: StepInputs, prices: PriceBook) -> tuple[object, ...]:
+    """All that a layer's block depends on, of a step without strategies."""
+    layout, job = inputs.layout, inputs.job
+    inner = (layout.tp, layout.sp, layout.cp, layout.cp_kind, layout.ep, layout.etp, layout.sequence_parallel)
+    places = tuple(prices.groups.get(kind) for kind in ("tp", "sp", "cp", "ep", "etp", "etp_ep", "world"))
+    shifts = (tuple(sorted(prices.ends.items())), tuple(sorted(prices.factors.items())))
+    # Settings that change nothing within a layer; whatever is added to a step counts until it is listed here.
+    outside = {"model", "cluster", "layout", "job", "schedule", "p2p", "scatter_gather", "precision", "dp_overlap"}
+    outside |= {"bucket_bytes", "rings", "rank_order", "sustained_clock", "composition"}
+    rest = tuple(repr(getattr(inputs, field.name)) for field in fields(StepInputs) if field.name not in outside)
+    return ("pieces", id(inputs.model), inner, job.micro_batch, job.seq_len, places, shifts, rest)
 
 
 class StagePieces:
@@ -67,7 +81,9 @@ class StagePieces:
         if inputs.composition.strategies:
             self._check_pairs()
             self._setting = _setting(inputs, schedule)
-        self._cache: dict[object, Piece] = {}
+        # Layouts that differ in what no layer sees (stages, replicas) share their layers' blocks through the book.
+        plain = not inputs.composition.strategies
+        self._cache: dict[object, Piece] = prices.models.setdefault(_signature(inputs, prices), {}) if plain else {}
 
     @cached_property
     def builder(self) -> GraphBuilder:

@@ -21,6 +21,7 @@ from overlapsim.step.assemble import StepProgram, assemble
 from overlapsim.step.device_time import device_breakdown
 from overlapsim.step.findings import step_findings
 from overlapsim.step.inputs import StepInputs
+from overlapsim.step.replicas import replicas
 from overlapsim.workload.memory import Memory, MemoryModel
 from overlapsim.workload.model_count import step_flop_per_token
 from overlapsim.workload.placement import placements
@@ -97,7 +98,8 @@ def simulate_step(inputs: StepInputs, *, ranges: bool = True, models: dict[objec
     )
     memory = step_memory(inputs, schedule)
     pieces = program.pieces.values()
-    findings = (*step_findings(inputs, prices, memory), *(f for piece in pieces for f in piece.findings))
+    findings = [*step_findings(inputs, prices, memory), *replicas(inputs)[1]]
+    findings += [finding for piece in pieces for finding in piece.findings]
     devices, peak = inputs.layout.world_size, inputs.cluster.device.peak(inputs.model.dtype)
     return StepResult(
         inputs,
@@ -130,6 +132,8 @@ def step_prices(inputs: StepInputs, models: dict[object, object] | None = None) 
     cluster, layout = inputs.cluster, inputs.layout
     placed = placements(RankMap(layout, inputs.rank_order), levels(cluster), cluster.node.num_devices)
     groups = group_places(cluster, placed, rings=inputs.rings)
+    # Neighbours of a pipeline that lie in one node.
+    groups["pair"] = GroupPlace(2)
     node = cluster.node
     nodes = -(-layout.world_size // node.num_devices)
     groups["world"] = GroupPlace(layout.world_size, nodes, node.num_nics * node.nic_bandwidth_bytes_per_s)
@@ -142,7 +146,8 @@ def step_prices(inputs: StepInputs, models: dict[object, object] | None = None) 
 
 def step_memory(inputs: StepInputs, schedule: PipelineSchedule) -> tuple[Memory, ...]:
     """Peak memory of a GPU of each pipeline device."""
-    model = MemoryModel(inputs.model, inputs.job, inputs.recipe, inputs.recompute, inputs.precision)
+    imbalance = inputs.perturbation.imbalance
+    model = MemoryModel(inputs.model, inputs.job, inputs.recipe, inputs.recompute, inputs.precision, imbalance)
     in_flight = peak_in_flight(schedule).sum(axis=0)
     found = []
     for device in range(schedule.num_devices):
@@ -153,7 +158,7 @@ def step_memory(inputs: StepInputs, schedule: PipelineSchedule) -> tuple[Memory,
 
 
 def _run(inputs: StepInputs, prices: PriceBook, schedule: PipelineSchedule) -> tuple[StepProgram, Timeline]:
-    program = assemble(inputs, prices, schedule)
+    program = assemble(inputs, prices, schedule, replicas(inputs)[0])
     timeline = compiled.run(program.program, contention=inputs.contention)
     raise_if_deadlocked(timeline)
     return program, timeline
