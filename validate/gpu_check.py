@@ -87,6 +87,7 @@ def _check(
     from overlapsim.validate.kernels.checks import device_sms
     from overlapsim.validate.measure import Sampler, Sampling
     from overlapsim.validate.one_gpu.bench import Bench
+    from overlapsim.validate.one_gpu.inside import Rehearsal
     from overlapsim.validate.one_gpu.verify import Verifier
     from overlapsim.validate.output import RecordFile, header_of, timed
 
@@ -98,8 +99,8 @@ def _check(
         check()
     cases = plan_cases(num_sms, dtype, REHEARSAL_SCALE if rehearse else 1)
     files = {own: RecordFile(output / name, header) for own, name in ((False, "records.csv"), (True, "kernels.csv"))}
-    sampling = Sampling(repeats=2 if rehearse else REPEATS, warmup_s=0.0 if rehearse else WARMUP_S)
-    bench = Bench(Sampler(ranks, sampling), num_sms)
+    sampler = Rehearsal(ranks) if rehearse else Sampler(ranks, Sampling(repeats=REPEATS, warmup_s=WARMUP_S))
+    bench = Bench(sampler, num_sms)
     measured: dict[Case, Record] = {}
     skipped: list[str] = []
     for case in cases:
@@ -176,7 +177,7 @@ def _one_rank(rehearse: bool) -> Any:
                 "no GPU that torch can use, or TRITON_INTERPRET is set; run this on a GPU, or give --dry-run or "
                 "--rehearse"
             )
-        store = dist.HashStore()
+        store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         device = torch.device("cpu") if rehearse else torch.device("cuda", 0)
         try:
@@ -189,10 +190,11 @@ def _one_rank(rehearse: bool) -> Any:
 
 def _print_plan(cases: Sequence[Case], budget_s: float, as_json: bool) -> None:
     kept, dropped = fit_budget(cases, budget_s - VERIFY_S - START_S)
+    estimate_s = START_S + VERIFY_S + sum(case.estimate_s for case in kept)
     content = {
         "time_budget_s": budget_s,
         "numerics_s": VERIFY_S,
-        "estimate_s": round(START_S + VERIFY_S + sum(case.estimate_s for case in kept), 1),
+        "estimate_s": round(estimate_s, 1),
         "num_sms": DRY_SMS,
         "cases": [{"section": case.section, "name": case.name, "estimate_s": case.estimate_s} for case in kept],
         "dropped": [case.name for case in dropped],
@@ -200,7 +202,7 @@ def _print_plan(cases: Sequence[Case], budget_s: float, as_json: bool) -> None:
     if as_json:
         return print_json(content)
     click.echo(
-        f"time budget {format_time(budget_s)}; at most {format_time(content['estimate_s'])} on a slow GPU, "
+        f"time budget {format_time(budget_s)}; at most {format_time(estimate_s)} on a slow GPU, "
         f"{format_time(VERIFY_S)} of it for numerics; {len(kept)} cases, {len(dropped)} dropped"
     )
     for section, text in SECTIONS.items():

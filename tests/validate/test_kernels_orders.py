@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from overlapsim.validate.kernels.arrival_order import ArrivalOrder  # noqa: E402
 from overlapsim.validate.kernels.config import GemmConfig  # noqa: E402
-from overlapsim.validate.kernels.orders import ArrivalOrder, RestoreOrder, TileOrder  # noqa: E402
+from overlapsim.validate.kernels.restore_order import RestoreOrder  # noqa: E402
+from overlapsim.validate.kernels.tile_order import TileOrder  # noqa: E402
 
 from overlapsim.cost.tiles import TileGrid  # noqa: E402
 from overlapsim.errors import PlanError, StrategyError  # noqa: E402

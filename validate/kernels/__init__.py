@@ -1,1 +1,1 @@
-"""Triton kernels of overlap, one file a kernel; `launch` holds what a host calls, `orders` what it hands them."""
+"""Triton kernels of overlap, one file a kernel; `launch` holds what a host calls, the orders are what it hands them."""

@@ -1,9 +1,9 @@
 """What a host calls: every kernel as a function of torch tensors, on a GPU or in Triton's interpreter.
 
-Importing this module needs torch and Triton; `orders` and `config` need neither. All functions only enqueue work on the
-current stream and never wait for the device, so that they can be captured into a CUDA graph; `check_status` alone reads
-back. With ``TRITON_INTERPRET=1`` set before the first import the same functions run on CPU tensors, one program after
-another: a producer and a waiting consumer must then be called one after the other.
+Importing this module needs torch and Triton; `config` and the orders need neither. All functions only enqueue work on
+the current stream and never wait for the device, so that they can be captured into a CUDA graph; `check_status` alone
+reads back. With ``TRITON_INTERPRET=1`` set before the first import the same functions run on CPU tensors, one program
+after another: a producer and a waiting consumer must then be called one after the other.
 
 A wave-group run is::
 
@@ -16,6 +16,7 @@ A wave-group run is::
     check_status(status)                                                                 # names a group that hung
 """
 
+from overlapsim.validate.kernels.arrival_order import ArrivalOrder
 from overlapsim.validate.kernels.config import GemmConfig
 from overlapsim.validate.kernels.launch_gemm import arrival_gemm, grouped_gemm, signalled_gemm
 from overlapsim.validate.kernels.launch_restore import restored_add, restored_rmsnorm
@@ -27,7 +28,8 @@ from overlapsim.validate.kernels.launch_signal import (
     raise_flag,
     wait_group,
 )
-from overlapsim.validate.kernels.orders import ArrivalOrder, RestoreOrder, TileOrder
+from overlapsim.validate.kernels.restore_order import RestoreOrder
+from overlapsim.validate.kernels.tile_order import TileOrder
 
 __all__ = [
     "ArrivalOrder",

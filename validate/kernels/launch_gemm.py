@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 from overlapsim.validate.kernels.arrival import arrival_kernel
+from overlapsim.validate.kernels.arrival_order import ArrivalOrder
 from overlapsim.validate.kernels.checks import (
     INTERPRETED,
     INTERPRETER_POLLS,
@@ -20,7 +21,7 @@ from overlapsim.validate.kernels.checks import (
 )
 from overlapsim.validate.kernels.config import GemmConfig
 from overlapsim.validate.kernels.gemm import gemm_kernel
-from overlapsim.validate.kernels.orders import ArrivalOrder, TileOrder
+from overlapsim.validate.kernels.tile_order import TileOrder
 from torch import Tensor
 
 from overlapsim.errors import StrategyError

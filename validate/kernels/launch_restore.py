@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from overlapsim.validate.kernels.add import add_kernel
 from overlapsim.validate.kernels.checks import check_floats, check_packed, check_place, check_shape, launch
-from overlapsim.validate.kernels.orders import RestoreOrder
+from overlapsim.validate.kernels.restore_order import RestoreOrder
 from overlapsim.validate.kernels.rmsnorm import rmsnorm_kernel
 from torch import Tensor
 

@@ -11,10 +11,11 @@ from typing import Any, Final
 import torch
 from overlapsim.validate.kernels import launch
 from overlapsim.validate.kernels.config import GemmConfig
-from overlapsim.validate.kernels.orders import RestoreOrder, TileOrder
+from overlapsim.validate.kernels.restore_order import RestoreOrder
+from overlapsim.validate.kernels.tile_order import TileOrder
 from overlapsim.validate.measure import Sampler, Timing
-from overlapsim.validate.one_gpu.cases import PACKED, PLAIN, SIGNALLED, VENDOR, Case
-from overlapsim.validate.one_gpu.inside import Inside, recorded
+from overlapsim.validate.one_gpu.cases import PACKED, PLAIN, RANKS, SIGNALLED, VENDOR, Case
+from overlapsim.validate.one_gpu.inside import Inside, Rehearsal, recorded
 from overlapsim.validate.plans import TORCH_TYPES
 from overlapsim.validate.runners.lanes import lanes_of
 from torch import Tensor
@@ -24,8 +25,6 @@ from overlapsim.cost.tiles import TileGrid
 from overlapsim.schedule.reorder import subtile_map, tile_map
 
 SWIZZLE: Final = 4
-RANKS: Final = 4
-"""Of the pretended reduce_scatter whose consumer is timed."""
 BACKGROUND: Final = 3.0
 """The background lasts so many times what is measured, both taken alone."""
 CHAIN: Final = 10
@@ -42,7 +41,7 @@ class Bench:
     num_sms : of the GPU
     """
 
-    def __init__(self, sampler: Sampler, num_sms: int) -> None:
+    def __init__(self, sampler: Sampler | Rehearsal, num_sms: int) -> None:
         self.sampler, self.num_sms = sampler, num_sms
         self.device = sampler.ranks.device
         self.on_gpu = self.device.type == "cuda"
@@ -117,7 +116,7 @@ class Bench:
     def _gemm_call(self, case: Case) -> Callable[[], None]:
         a, b, c = self._gemm_operands(case.like)
         if case.like.op == VENDOR:
-            return lambda: torch.mm(a, b, out=c)
+            return silent(lambda: torch.mm(a, b, out=c))
         order = self._order(case, 1)
         counters = launch.new_counters(1, self.device) if case.like.op == SIGNALLED else None
         store: Any = "row_major" if case.like.op == PLAIN else "packed"
@@ -159,7 +158,9 @@ class Bench:
         if not case.own_kernel:
             x = self._random(record.m, record.n, dtype=record.dtype)
             weight = self._random(record.n, dtype=record.dtype)
-            return self.sampler.time(lambda: torch.nn.functional.rms_norm(x, (x.shape[1],), weight, 1e-6), case.name)
+            return self.sampler.time(
+                silent(lambda: torch.nn.functional.rms_norm(x, (x.shape[1],), weight, 1e-6)), case.name
+            )
         restore = restore_order(record.m, record.n, case.variant, self.device)
         packed = self._random(restore.packed_elements, dtype=record.dtype)
         out = torch.empty(restore.rows, record.n, dtype=packed.dtype, device=self.device)
@@ -218,7 +219,9 @@ class Bench:
                     there[first:end].copy_(flat[first:end])
             self.lanes.join()
 
-        call = {"serial": serial, "overlapped": overlapped, "copy": lambda: received.copy_(packed)}[case.variant]
+        call = {"serial": serial, "overlapped": overlapped, "copy": silent(lambda: received.copy_(packed))}[
+            case.variant
+        ]
         timing = self.sampler.time(call, case.name)
         launch.check_status(status, order.group_tiles)
         return timing
@@ -226,7 +229,7 @@ class Bench:
     def _order(self, case: Case, groups: int) -> TileOrder:
         record = case.like
         assert record.m and record.n
-        config = GemmConfig(*case.tile)
+        config = config_of(case)
         grid = TileGrid(record.m, record.n, config.bm, config.bn)
         sizes = even_groups(grid.num_tiles, groups)
         return TileOrder.from_map(tile_map(grid, grid.execution_order(SWIZZLE), sizes), config, device=self.device)
@@ -249,6 +252,21 @@ class Bench:
     def _copied(self, record: Record) -> Tensor:
         assert record.m and record.n
         return torch.zeros(record.m, record.n, dtype=getattr(torch, TORCH_TYPES[record.dtype]), device=self.device)
+
+
+def silent(call: Callable[[], object]) -> Callable[[], None]:
+    """A call whose result is not wanted."""
+
+    def run() -> None:
+        call()
+
+    return run
+
+
+def config_of(case: Case) -> GemmConfig:
+    """Kernel of a case that has a tile."""
+    bm, bn, bk = case.tile
+    return GemmConfig(bm, bn, bk)
 
 
 def restore_order(m: int, n: int, variant: str, device: Any) -> RestoreOrder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -24,6 +25,8 @@ VENDOR: Final = "gemm"
 PLAIN, PACKED, SIGNALLED = "template_gemm", "reordered_gemm", "signalled_gemm"
 TILE: Final = (128, 128, 64)
 LARGE_TILE: Final = (128, 256, 64)
+WAVE_K: Final = 8192
+"""Long enough that a wave computes longer than it loads."""
 HELD_SMS: Final = (2, 8, 16, 24)
 SHAPES: Final = (
     # m, n, k: transformer layers' GEMMs at tensor-parallel degrees, a square, a short one, one with ragged rows.
@@ -37,6 +40,8 @@ SHAPES: Final = (
 NORM_SHAPES: Final = ((8192, 4096), (4096, 8192), (2048, 16384))
 COPY_SHAPE: Final = (16384, 8192)
 """Of copies: twice the L2 of any GPU in the catalogue and more, so that they go through memory."""
+RANKS: Final = 4
+"""Of the pretended reduce_scatter whose consumer, of one rank's rows, is timed."""
 GROUP_COUNTS: Final = (1, 2, 4, 8)
 # A compile by Triton, a capture and what a case has besides its calls; GEMMs at half of a slow tensor rate.
 CASE_S: Final = 0.4
@@ -74,7 +79,13 @@ class Case:
         """For people and messages."""
         record = self.like
         sizes = "x".join(str(size) for size in (record.m, record.n, record.k) if size is not None)
-        parts = [record.op, sizes, "x".join(map(str, self.tile)), self.variant, f"{self.groups} groups" if self.groups else ""]
+        parts = [
+            record.op,
+            sizes,
+            "x".join(map(str, self.tile)),
+            self.variant,
+            f"{self.groups} groups" if self.groups else "",
+        ]
         parts.append(f"on {record.sms_left} SMs" if record.sms_left else "")
         parts.append(f"beside {record.concurrent}" if record.concurrent else "")
         return " ".join(part for part in parts if part)
@@ -127,10 +138,10 @@ def plan_cases(num_sms: int, dtype: str = "bf16", scale: int = 1) -> tuple[Case,
             for op in (PLAIN, PACKED, SIGNALLED)
             if tile == TILE or op == SIGNALLED
         ]
-    for shape in NORM_SHAPES:
-        cases.append(Case("consumer", rows("rmsnorm", *shape)))
+    for m, n in NORM_SHAPES:
+        cases.append(Case("consumer", rows("rmsnorm", m, n)))
         cases += [
-            Case("consumer", rows(op, *shape), variant=variant, own_kernel=True, compiles=True)
+            Case("consumer", rows(op, m, n), variant=variant, own_kernel=True, compiles=True)
             for op in ("restored_rmsnorm", "restored_add")
             for variant in ("row_major", "tile", "subtile")
         ]
@@ -143,15 +154,10 @@ def plan_cases(num_sms: int, dtype: str = "bf16", scale: int = 1) -> tuple[Case,
         if held:
             cases.append(Case("sms", gemm(VENDOR, *shape, sms_left=left), variant="held", compiles=held == HELD_SMS[0]))
     bm, bn, _ = TILE
+    high, wide = near_square(num_sms)
     for waves in (1, 2, 3):
         for more in (0, 1):
-            like = Record(
-                *("gemm", PLAIN, 1.0),
-                m=max(1, waves * bm // scale),
-                n=max(1, (num_sms + more) * bn // scale),
-                k=max(1, 4096 // scale),
-                dtype=dtype,
-            )
+            like = gemm(PLAIN, waves * high * bm, (wide + more) * bn, WAVE_K)
             variant = f"{waves} waves{' and more' if more else ''}"
             cases.append(Case("waves", like, variant, TILE, own_kernel=True))
     cases.append(Case("contention", rows("copy", *COPY_SHAPE), own_kernel=True))
@@ -166,6 +172,18 @@ def plan_cases(num_sms: int, dtype: str = "bf16", scale: int = 1) -> tuple[Case,
             for groups in GROUP_COUNTS[1:]
         ]
     return tuple(cases)
+
+
+def near_square(count: int) -> tuple[int, int]:
+    """Rows and columns of `count` tiles that are as square as they can be: then a wave reads least from memory.
+
+    Examples
+    --------
+    >>> near_square(132), near_square(58)
+    ((11, 12), (2, 29))
+    """
+    rows = next(side for side in range(math.isqrt(count), 0, -1) if count % side == 0)
+    return rows, count // rows
 
 
 def fit_budget(cases: Sequence[Case], seconds: float) -> tuple[tuple[Case, ...], tuple[Case, ...]]:

@@ -1,5 +1,8 @@
 """Times a part of what a GPU does: a kernel between its launch behind something else and the end of that."""
 
+# torch's events have no types.
+# mypy: disallow-untyped-calls=False
+
 from __future__ import annotations
 
 import time
@@ -11,6 +14,7 @@ from typing import Any, Final
 
 import torch
 from overlapsim.validate.measure import NOISE_BOUND, Timing, summary
+from overlapsim.validate.ranks import Ranks
 from overlapsim.validate.runners.lanes import Lanes
 from torch import Tensor
 
@@ -87,6 +91,24 @@ class Inside:
     def _flush(self) -> Tensor:
         size = 2 * int(torch.cuda.get_device_properties(self._device).L2_cache_size)
         return torch.empty(size, dtype=torch.uint8, device=self._device)
+
+
+class Rehearsal:
+    """Takes the place of a sampler where times mean nothing: every call is made once.
+
+    Parameters
+    ----------
+    ranks : of the run
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+
+    def time(self, run: Callable[[], Any], what: str, *, repeats: int | None = None) -> Timing:
+        """Call once."""
+        begin = time.perf_counter()
+        run()
+        return summary([time.perf_counter() - begin] * (repeats or 1))
 
 
 def recorded() -> Any:

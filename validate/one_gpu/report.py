@@ -12,6 +12,7 @@ from overlapsim.validate.one_gpu.cases import (
     LARGE_TILE,
     PACKED,
     PLAIN,
+    RANKS,
     SIGNALLED,
     TILE,
     VENDOR,
@@ -103,7 +104,10 @@ def figures(measured: Mapping[Case, Record], device: DeviceSpec | None) -> tuple
         for variant in ("tile", "subtile"):
             values = over(_is(op, "consumer", variant=variant), _is(op, "consumer", variant="row_major"))
             # A rank's rows are a part of all, and so is its time.
-            add(f"{op} by {variant} over row order", [value * (4 if variant == "subtile" else 1) for value in values])
+            add(
+                f"{op} by {variant} over row order",
+                [value * (RANKS if variant == "subtile" else 1) for value in values],
+            )
     found += _fewer_sms(times, device)
     found += _waves(times, device)
     add("GEMM beside a copy over alone", _beside(times, VENDOR))
@@ -143,7 +147,7 @@ def _fewer_sms(times: Mapping[Case, float], device: DeviceSpec | None) -> list[F
         name = f"{'persistent template' if case.variant == 'persistent' else 'vendor GEMM'} on {left} of {most} SMs"
         predicted = None
         if device is not None and device.num_sms == most and case.variant == "persistent":
-            op = GemmOp(*_sizes(case), dtype=case.like.dtype)
+            op = _gemm_of(case)
             predicted = (
                 template_gemm_cost(op, device, sms=left, tile=case.tile).duration_s
                 / template_gemm_cost(op, device, sms=most, tile=case.tile).duration_s
@@ -162,10 +166,7 @@ def _waves(times: Mapping[Case, float], device: DeviceSpec | None) -> list[Figur
             continue
         predicted = None
         if device is not None:
-            costs = [
-                template_gemm_cost(GemmOp(*_sizes(c), dtype=c.like.dtype), device, tile=c.tile).duration_s
-                for c in (more[0], case)
-            ]
+            costs = [template_gemm_cost(_gemm_of(c), device, tile=c.tile).duration_s for c in (more[0], case)]
             predicted = costs[0] / costs[1]
         result.append(Figure(f"a column of tiles more than {variant}", more[1] / time, predicted, "ratio", 1))
     return result
@@ -201,3 +202,9 @@ def _sms_sizes(times: Mapping[Case, float]) -> Key:
 
 def _sizes(case: Case) -> Key:
     return (case.like.m, case.like.n, case.like.k)
+
+
+def _gemm_of(case: Case) -> GemmOp:
+    record = case.like
+    assert record.m and record.n and record.k
+    return GemmOp(record.m, record.n, record.k, record.dtype)

@@ -1,5 +1,8 @@
 """Numbers before times: every kernel against a float64 reference on this very device, and the signals under stress."""
 
+# torch's clock has no types.
+# mypy: disallow-untyped-calls=False
+
 from __future__ import annotations
 
 import itertools
@@ -10,9 +13,12 @@ from typing import Any, Final
 import numpy as np
 import torch
 from overlapsim.validate.kernels import launch
+from overlapsim.validate.kernels.arrival_order import ArrivalOrder
 from overlapsim.validate.kernels.config import GemmConfig
-from overlapsim.validate.kernels.orders import ArrivalOrder, RestoreOrder, TileOrder
+from overlapsim.validate.kernels.restore_order import RestoreOrder
+from overlapsim.validate.kernels.tile_order import TileOrder
 from overlapsim.validate.numerics import ROUNDOFF, SLACK, NumericsError
+from overlapsim.validate.one_gpu.cases import RANKS
 from overlapsim.validate.plans import TORCH_TYPES
 from overlapsim.validate.runners.lanes import lanes_of
 from torch import Tensor
@@ -21,7 +27,6 @@ from overlapsim.cost.tiles import TileGrid
 from overlapsim.errors import DeadlockError
 from overlapsim.schedule.reorder import ReorderMap, SubtileMap, SubtokenMap, TileMap, collective_map
 
-RANKS: Final = 4
 STRESS_RUNS: Final = 30
 SHORT_S: Final = 0.05
 DELAY_CYCLES: Final = 3_000_000
