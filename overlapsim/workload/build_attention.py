@@ -32,12 +32,11 @@ def core(part: Part, pass_: str) -> AttentionOp | UnfusedAttention:
     q_heads = -(-heads.num_heads // layout.sp)
     kv_heads = max(1, heads.num_kv_heads // layout.sp)
     kv_heads = kv_heads if q_heads % kv_heads == 0 else q_heads
-    keys = tokens.sequence if attention.window is None else min(tokens.sequence, attention.window)
     queries = -(-tokens.sequence // layout.cp)
     op = AttentionOp(
         batch=tokens.batch,
         q_len=queries,
-        kv_len=max(keys, queries) if attention.causal else keys,
+        kv_len=tokens.sequence,
         heads=q_heads,
         kv_heads=kv_heads,
         head_dim=attention.head_dim,
@@ -46,13 +45,25 @@ def core(part: Part, pass_: str) -> AttentionOp | UnfusedAttention:
         dtype=part.model.dtype,
         pass_=pass_,
     )
-    if attention.causal and layout.cp > 1:
+    flash = part.recipe.attention == "flash"
+    if flash and attention.window is not None and attention.window < tokens.sequence:
+        op = _windowed(op, attention.window, tokens.sequence)
+    elif attention.causal and layout.cp > 1:
         # Queries dealt from both ends see half of all keys on average, as a square of the same area does.
         op = replace(op, q_len=queries, kv_len=-(-tokens.sequence // 2) + queries // 2)
-    if part.recipe.attention == "flash":
+    if flash:
         return op
+    # Kernels of their own compute all scores, whatever the window.
     fused = part.recipe.fused_softmax and fits_fused_softmax(op)
     return UnfusedAttention(op, fused_softmax=fused, dropout=part.recipe.dropout)
+
+
+def _windowed(op: AttentionOp, window: int, sequence: int) -> AttentionOp:
+    """A sliding window as pieces of its length that see as many keys: those before them too, but for the first."""
+    pieces = max(1, round(op.q_len / window))
+    keys = 1.5 * window - window**2 / (2 * sequence) if op.causal else window
+    queries = min(window, op.q_len)
+    return replace(op, batch=op.batch * pieces, q_len=queries, kv_len=max(queries, round(keys)))
 
 
 def fits_fused_softmax(op: AttentionOp) -> bool:
@@ -81,10 +92,10 @@ def attention_forward(r: Recorder, part: Part) -> None:
         r.kernel("attn.rope", MemoryOp("rope", t.rows, rotated, model.dtype))
     if part.recipe.attention == "unfused":
         r.kernel("attn.core", MemoryOp("transpose", t.rows, _context_columns(attention, tp), model.dtype))
-    ring = _into_heads(r, part, "fwd")
+    ring = _into_heads(r, part, r.pass_)
     r.kernel("attn.core", core(part, "fwd"))
     r.also(ring)
-    _out_of_heads(r, part, "fwd")
+    _out_of_heads(r, part, r.pass_)
     if part.layer.cross is not None:
         r.kernel("attn.core", _cross(part, "fwd"))
     for matrix in part.matrices("attn.out"):
