@@ -46,6 +46,8 @@ class GroupPlace:
     nic_load : bytes that a device's share of its node's NICs is busy with, over the bytes that the device sends out:
         above 1 where rings leave some links idle
     slower : time of bytes over what healthy links take, from 1: the slowest link of a group sets its pace
+    trees : whether the library's trees spare an all-reduce over two nodes the ring's bytes
+    skew_s : what a collective waits for the last of its ranks, whose hosts are not in step
     """
 
     ranks: int
@@ -53,6 +55,8 @@ class GroupPlace:
     nic_bytes_per_s: float = 0.0
     nic_load: float = 1.0
     slower: float = 1.0
+    trees: bool = True
+    skew_s: float = 0.0
 
 
 def group_places(
@@ -79,7 +83,11 @@ def _place(cluster: Cluster, placement: Placement, rings: Rings) -> GroupPlace:
     shared = nic_sharing(cluster, placement.node_members, rings=rings)
     own = shared.nic_bandwidth_bytes_per_s / placement.node_groups
     return GroupPlace(
-        placement.size, placement.nodes, shared.group_bandwidth_bytes_per_s, own / shared.group_bandwidth_bytes_per_s
+        placement.size,
+        placement.nodes,
+        shared.group_bandwidth_bytes_per_s,
+        own / shared.group_bandwidth_bytes_per_s,
+        trees=rings == "mirrored",
     )
 
 
@@ -104,7 +112,13 @@ class GroupModel:
         if self._inside is None:
             model, fit = fabric_model(cluster, place.ranks, place.nodes)
             self._fabric = FabricModel(
-                model.parameters, model.base_s, model.hop_s, place.ranks, place.nodes, place.nic_bytes_per_s
+                model.parameters,
+                model.base_s,
+                model.hop_s,
+                place.ranks,
+                place.nodes,
+                place.nic_bytes_per_s,
+                place.trees,
             )
             group = group_of(kind)
             fitted = fit is not None and any(
@@ -119,7 +133,7 @@ class GroupModel:
         sizes = checked_sizes(size_bytes)
         if self.place.ranks == 1:
             return np.zeros_like(sizes)
-        healthy = self._healthy_s(sizes)
+        healthy = self.place.skew_s + self._healthy_s(sizes)
         if self.place.slower == 1.0:
             return healthy
         return healthy + (self.place.slower - 1) * self._healthy_bandwidth_s(sizes)
@@ -132,7 +146,7 @@ class GroupModel:
         """Times of sizes at one end of their spread."""
         sizes = checked_sizes(size_bytes)
         if self._inside is not None:
-            at_end = self._inside.seconds_at(sizes, end)
+            at_end = self.place.skew_s + self._inside.seconds_at(sizes, end)
             return at_end + (self.place.slower - 1) * self._healthy_bandwidth_s(sizes)
         regime = regime_of(sizes)
         factor = np.array([getattr(spread, end) for spread in self._spreads])[regime]
