@@ -13,6 +13,7 @@ from overlapsim.cost.base import MEASURED, Cost, Demand, Family, Spread, hbm_nam
 from overlapsim.cost.beliefs import curve_findings, kernel_finding, machine_findings, slow_findings
 from overlapsim.cost.collective import CollectiveModel, busbw_factor
 from overlapsim.cost.curve import Curve, FloatArray
+from overlapsim.cost.decomposed import STEP_S
 from overlapsim.cost.gemm import (
     GemmCost,
     Tile,
@@ -392,6 +393,13 @@ class PriceBook:
         if self.no_latency:
             return 0.0
         return self._device.kernels.signal_wait_s * self._factor("launch", LAUNCH)
+
+    @property
+    def step_gap_s(self) -> float:
+        """What each further step of a GEMM decomposed by ranks loses between two pieces (`decomposed`)."""
+        end = self.ends.get("launch")
+        step_s = STEP_S.typical if end is None else STEP_S.low if end == "low" else STEP_S.high
+        return step_s * self.factors.get("launch", 1.0)
 
     # Whole graphs and variants
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
+from overlapsim.cost.gemm import GemmCost
 from overlapsim.cost.prices import PriceBook
 from overlapsim.errors import StrategyError
+from overlapsim.plan import Finding
 from overlapsim.strategy.base import Applicability, Pair
+from overlapsim.units import format_time
 from overlapsim.workload.operators import CollectiveOp, GemmOp
 
 ROW_STEP: Final = 128
@@ -94,3 +98,20 @@ def refuse_mesh(prices: PriceBook, pair: Pair) -> Applicability | None:
         return None
     reason = f"{node.name} joins each pair of GPUs by links of its own: a transfer over those alone is not priced"
     return Applicability(False, (reason,))
+
+
+WORTH_SAYING: Final = 1.05
+
+
+def few_tiles_finding(name: str, prices: PriceBook, whole: GemmCost, pieces: Sequence[GemmCost]) -> tuple[Finding, ...]:
+    """Say where the GEMMs of all pieces take longer than the whole one, which has the tiles to fill the SMs."""
+    total_s = sum(piece.duration_s for piece in pieces)
+    if total_s <= WORTH_SAYING * whole.duration_s:
+        return ()
+    least = min(piece.grid.num_tiles for piece in pieces)
+    message = (
+        f"{name} runs {len(pieces)} GEMMs of {least} tiles and more on {prices.cluster.device.num_sms} SMs: together "
+        f"{format_time(total_s)} where the whole one of {whole.grid.num_tiles} tiles takes "
+        f"{format_time(whole.duration_s)}"
+    )
+    return (Finding("few_tiles", message),)

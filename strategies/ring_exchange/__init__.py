@@ -1,0 +1,1 @@
+"""The ring_exchange strategy."""
