@@ -172,6 +172,8 @@ class GroupModel:
 
     def demands(self, size_bytes: float, device: int | None = None) -> tuple[Demand, ...]:
         """Bytes on one device's memory and share of the NICs; at most what each moves in the time."""
+        if self.place.ranks == 1:
+            return ()
         if self._inside is not None:
             return self._inside.demands(size_bytes, device)
         assert self._fabric is not None
