@@ -13,7 +13,6 @@ from overlapsim.strategies.fused_tiles.kernel import (
     checked_pieces,
     closed_form_s,
     comm_row_choices,
-    kernel_of,
     tiles_text,
 )
 from overlapsim.strategies.fused_tiles.tasks import gather_then_multiply, multiply_then_scatter
@@ -144,10 +143,6 @@ class FusedTiles(Strategy):
         message = f"{what} priced by published rates of H100 and B200, not by a measurement of {prices.cluster.name}"
         found.append(Finding("transport_assumed", message))
         return tuple(found)
-
-    def kernel_s(self, context: Context, parameters: Parameters) -> float:
-        """Time of the fused kernel alone, nothing communicated: what exposed time is counted from."""
-        return kernel_of(context.prices, context.pair(), parameters).duration_s
 
 
 STRATEGY = FusedTiles()

@@ -1,0 +1,245 @@
+"""Rows of the suite ``strategies``: one overlapped operator each, described by its id, and its prediction."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, get_args
+
+from overlapsim.cost.launch import launch_stack
+from overlapsim.cost.prices import PriceBook
+from overlapsim.errors import CalibrationError, OverlapSimError
+from overlapsim.hardware.loading import load_cluster
+from overlapsim.plan import Finding
+from overlapsim.planner.candidates import propose
+from overlapsim.planner.operator import FAMILIES
+from overlapsim.step.blocks import simulate_piece
+from overlapsim.strategy.base import Context, Parameters, Strategy
+from overlapsim.strategy.compose import Chosen, Composition
+from overlapsim.strategy.registry import load_strategy
+from overlapsim.workload.operators import CollectiveKind, GemmOp, gemm_and_collective
+
+NEEDED: Final = ("cluster", "collective", "m", "n", "k", "ranks", "strategy", "metric")
+OPTIONAL: Final = ("dtype", "gemm_ms", "kernel_ms", "comm_ms", "stack")
+METRICS: Final[Mapping[str, tuple[str, ...]]] = {
+    "total": ("s", "ms", "us"),
+    "exposed": ("s", "ms", "us"),
+    "share": ("%", "ratio"),
+    "efficiency": ("%", "ratio"),
+    "speedup": ("ratio",),
+}
+"""Metrics and the units they come in."""
+SCALE: Final = {"s": 1.0, "ms": 1e3, "us": 1e6, "%": 100.0, "ratio": 1.0}
+RUNS: Final = 12
+
+
+@dataclass(frozen=True)
+class StrategyRow:
+    """One published figure.
+
+    Attributes
+    ----------
+    id : ``group|key=value|...``
+    keys : of `NEEDED` and `OPTIONAL`, as text
+    fixed : values per parameter of the strategy that the figure is known to have been measured with
+    """
+
+    id: str
+    group: str
+    keys: Mapping[str, str]
+    fixed: Mapping[str, tuple[Any, ...]]
+    value: float
+    unit: str
+
+    def seconds(self, key: str) -> float | None:
+        """A measured time of the id; None where it is not given."""
+        return float(self.keys[key]) * 1e-3 if key in self.keys else None
+
+
+def parse_rows(text: str, name: str) -> tuple[StrategyRow, ...]:
+    """Rows of a CSV with the header ``id,value,unit``.
+
+    Raises
+    ------
+    CalibrationError
+        Naming the line and what is wrong with it.
+    """
+    reader = csv.reader(io.StringIO(text))
+    header = next(reader, [])
+    if [column.strip() for column in header] != ["id", "value", "unit"]:
+        raise CalibrationError(f"{name}: header is {','.join(header)!r}; expected id,value,unit")
+    rows = tuple(_row(cells, f"{name}:{number}") for number, cells in enumerate(reader, start=2) if cells)
+    if not rows:
+        raise CalibrationError(f"{name} has no rows")
+    return rows
+
+
+def _row(cells: Sequence[str], where: str) -> StrategyRow:
+    if len(cells) != 3:
+        raise CalibrationError(f"{where}: {len(cells)} cells; expected id, value and unit")
+    identity, value, unit = (cell.strip() for cell in cells)
+    group, *parts = identity.split("|")
+    pairs = [part.partition("=") for part in parts]
+    entries = {key: text for key, _, text in pairs}
+    missing = [key for key in NEEDED if not entries.get(key)]
+    if missing or len(entries) < len(pairs) or not all(text for _, _, text in pairs):
+        raise CalibrationError(
+            f"{where}: id is {identity!r}; expected group|key=value|... with each of {', '.join(NEEDED)} once"
+        )
+    metric = entries["metric"]
+    if unit not in METRICS.get(metric, ()):
+        known = "; ".join(f"{name} in {' '.join(units)}" for name, units in METRICS.items())
+        raise CalibrationError(f"{where}: metric {metric!r} in {unit!r}; expected one of: {known}")
+    if metric == "efficiency" and not {"gemm_ms", "comm_ms"} <= entries.keys():
+        raise CalibrationError(f"{where}: efficiency needs the measured gemm_ms and comm_ms")
+    if entries["collective"] not in get_args(CollectiveKind):
+        raise CalibrationError(f"{where}: collective {entries['collective']!r} is unknown")
+    numbers = {key: _number(entries[key], where, key) for key in ("m", "n", "k", "ranks") if key in entries}
+    if any(number != int(number) for number in numbers.values()):
+        raise CalibrationError(f"{where}: m, n, k and ranks are {numbers}; expected whole numbers")
+    for key in ("gemm_ms", "kernel_ms", "comm_ms"):
+        if key in entries:
+            _number(entries[key], where, key)
+    keys: dict[str, str] = {key: entries[key] for key in (*NEEDED, *OPTIONAL) if key in entries}
+    fixed = {key: _values(text) for key, text in entries.items() if key not in keys}
+    return StrategyRow(identity, group, keys, fixed, _number(value, where, "value"), unit)
+
+
+def _number(text: str, where: str, key: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise CalibrationError(f"{where}: {key} is {text!r}; expected a number above 0")
+    return number
+
+
+def _values(text: str) -> tuple[Any, ...]:
+    """Values of a parameter, several with ``+`` between: whole numbers, true, false, tiles such as 128x256x64, words.
+
+    Examples
+    --------
+    >>> _values("128x256x64+64x64x32"), _values("512"), _values("stores")
+    (((128, 256, 64), (64, 64, 32)), (512,), ('stores',))
+    """
+    return tuple(_value(part) for part in text.split("+"))
+
+
+def _value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    if text.isdecimal():
+        return int(text)
+    sizes = text.split("x")
+    return tuple(int(size) for size in sizes) if len(sizes) > 1 and all(s.isdecimal() for s in sizes) else text
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Prediction of one row, in its unit; `total` is the overlapped time and `baseline` the one in series, seconds."""
+
+    value: float
+    low: float
+    high: float
+    total: float
+    baseline: float
+    parameters: Parameters
+    findings: tuple[Finding, ...]
+
+
+def predict(row: StrategyRow) -> Outcome:
+    """What the model makes of a row: its strategy at its best parameters, fixed ones as given; ranges as plans have.
+
+    Raises
+    ------
+    CalibrationError
+        If the machine, strategy, parameters or times of the row cannot be used, or the strategy refuses the operator.
+    """
+    try:
+        return _predict(row)
+    except OverlapSimError as error:
+        raise CalibrationError(f"row {row.id}: {error}") from error
+
+
+def _predict(row: StrategyRow) -> Outcome:
+    keys, strategy = row.keys, load_strategy(row.keys["strategy"])
+    sizes = {key: int(float(keys[key])) for key in ("m", "n", "k", "ranks")}
+    gemm = GemmOp(sizes["m"], sizes["n"], sizes["k"], keys.get("dtype", "bf16"))
+    kind: Any = keys["collective"]
+    kernel_s = row.seconds("kernel_ms")
+    prices = PriceBook(
+        load_cluster(keys["cluster"]),
+        sizes["ranks"],
+        gemm=gemm,
+        kind=kind,
+        gemm_time_s=row.seconds("gemm_ms"),
+        kernel_time_s={} if kernel_s is None else {strategy.name: kernel_s},
+    )
+    context = Context(gemm_and_collective(gemm, kind, sizes["ranks"]), prices)
+    answer = strategy.applies_to(context)
+    if not answer.applies:
+        raise CalibrationError(f"{strategy.name} does not apply: {'; '.join(answer.reasons)}")
+    launch_s = launch_stack(keys.get("stack", "graph"), prices.cluster.device).host_s
+    timed = [(time_s(strategy, context, point, launch_s), point) for point in _points(strategy, context, row.fixed)]
+    total, parameters = min(timed, key=lambda entry: entry[0])
+    serial = load_strategy("serial")
+
+    def value(book: PriceBook) -> tuple[float, float, float]:
+        here = replace(context, prices=book)
+        overlapped = total if book is prices else time_s(strategy, here, parameters, launch_s)
+        baseline = time_s(serial, here, {}, launch_s) if row.keys["metric"] == "speedup" else math.nan
+        return _metric(row, book, gemm, overlapped, baseline) * SCALE[row.unit], overlapped, baseline
+
+    middle, _, baseline = value(prices)
+    low = high = 0.0
+    for family, end in itertools.product(FAMILIES, ("low", "high")):
+        moved = value(prices.at(family, "low" if end == "low" else "high"))[0] - middle
+        low, high = low + min(0.0, moved) ** 2, high + max(0.0, moved) ** 2
+    findings = strategy.findings(context, parameters)
+    return Outcome(middle, middle - low**0.5, middle + high**0.5, total, baseline, parameters, findings)
+
+
+def _points(strategy: Strategy, context: Context, fixed: Mapping[str, tuple[Any, ...]]) -> Iterator[Parameters]:
+    """The strategy's proposals, best first, with the known parameters in place of its own."""
+    seen = set()
+    for proposal in propose(strategy.parameters(context)):
+        for values in itertools.product(*fixed.values()):
+            point = {**proposal.parameters, **dict(zip(fixed, values, strict=True))}
+            if repr(point) in seen:
+                continue
+            seen.add(repr(point))
+            strategy.check(point)
+            yield point
+            if len(seen) == RUNS:
+                return
+
+
+def time_s(strategy: Strategy, context: Context, parameters: Parameters, launch_s: float) -> float:
+    """Time of one operator pair: alone, or with a host that launches, behind another one like it."""
+    gemm = context.pair().gemm
+    pairs = {(gemm.name, gemm.pass_): Chosen(strategy, parameters)} if strategy.overlaps else {}
+    return simulate_piece(context, Composition(pairs=pairs), launch_s=launch_s).duration_s
+
+
+def _metric(row: StrategyRow, prices: PriceBook, gemm: GemmOp, total_s: float, serial_s: float) -> float:
+    vendor_s, comm_s = row.seconds("gemm_ms"), row.seconds("comm_ms")
+    kernel_s = row.seconds("kernel_ms")
+    alone_s = kernel_s or vendor_s or prices.vendor_gemm(gemm).duration_s
+    match row.keys["metric"]:
+        case "total":
+            return total_s
+        case "exposed":
+            return total_s - alone_s
+        case "share":
+            return 1 - alone_s / total_s
+        case "speedup":
+            return serial_s / total_s
+        case _:
+            assert vendor_s is not None and comm_s is not None
+            best_s = min(vendor_s, alone_s)
+            return 1 - (total_s - best_s) / (vendor_s + comm_s - best_s)
