@@ -42,7 +42,7 @@ def run_ranks(arguments: Sequence[str], ranks: int) -> None:
     if ranks < 1:
         raise UsageError(f"--ranks is {ranks}; expected at least 1")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command += ["-m", "overlapsim.validate", *arguments]
+    command += ["-m", "overlapsim.validate", "--", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr is not None

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from overlapsim.validate.plans import TORCH_TYPES, RunSpec
 
 from overlapsim.errors import OverlapSimError
+from overlapsim.strategy.shards import shard_rows
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +80,7 @@ class Problem:
 
     def a_of(self, rank: int) -> torch.Tensor:
         """Rows of A that a rank holds."""
-        rows = self.shard_rows(rank) if self.spec.collective == "all_gather" else self.spec.rows_of(rank)
+        rows = self.shard_rows(rank) if self.spec.gathers else self.spec.rows_of(rank)
         return self._random(2 * rank, rows, self.spec.k)
 
     def b_of(self, rank: int) -> torch.Tensor:
@@ -87,9 +88,8 @@ class Problem:
         return self._random(2 * rank + 1, self.spec.k, self.spec.n)
 
     def shard_rows(self, rank: int) -> int:
-        """Rows of A that a rank brings to an all_gather; the last have fewer where they do not divide."""
-        each = -(-self.spec.m // self.spec.ranks)
-        return max(0, min(each, self.spec.m - rank * each))
+        """Rows of A that a rank brings to an all_gather; the first have one more where they do not divide."""
+        return shard_rows(self.spec.m, self.spec.ranks)[rank]
 
     def empty(self, *shape: int) -> torch.Tensor:
         """A poisoned tensor of the operands' type: what is not written stays not-a-number."""
@@ -144,7 +144,7 @@ class Problem:
     def tolerance(self, *, summed: bool) -> float:
         """Largest error that rounding explains: of the products' sum, of the stored type, of the sum over ranks."""
         spec = self.spec
-        ranks = spec.ranks if summed and spec.collective != "all_gather" else 1
+        ranks = spec.ranks if summed and not spec.gathers else 1
         # Operands are uniform in (-1, 1): products have a variance of 1/9.
         scale = math.sqrt(spec.k * ranks) / 3
         accumulated = 2.0**-11 if spec.accumulate == "fp16" else 2.0**-24
@@ -165,7 +165,7 @@ class Problem:
         spec = self.spec
         result = torch.zeros(picked.size, spec.n, dtype=torch.float64, device=self.device)
         source, row = placed.source[picked], placed.row[picked]
-        if spec.collective == "all_gather" and spec.independent_bytes is None:
+        if spec.gathers:
             gathered = torch.cat([self.a_of(rank) for rank in range(spec.ranks)])
             return gathered[torch.as_tensor(row, device=self.device)].double() @ self.b.double()
         for rank in range(spec.ranks):

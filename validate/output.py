@@ -97,7 +97,7 @@ def header_of(ranks: Ranks) -> Header:
 
     from overlapsim import __version__
 
-    libraries = {"torch": torch.__version__, "overlapsim": __version__}
+    libraries = {"torch": str(torch.__version__), "overlapsim": __version__}
     driver = ""
     if ranks.backend == "nccl":
         import torch.cuda.nccl
@@ -107,7 +107,7 @@ def header_of(ranks: Ranks) -> Header:
         driver = _driver()
     else:
         device = f"CPU {cpu_name()}"
-        libraries["gloo"] = torch.__version__
+        libraries["gloo"] = f"of torch {torch.__version__}"
     topology = f"{ranks.local_size} ranks a node, {ranks.num_nodes} nodes"
     return Header(device, driver, libraries, topology, datetime.date.today().isoformat())
 

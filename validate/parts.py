@@ -47,33 +47,39 @@ class CollectivePart:
 
     Parameters
     ----------
-    ranks : all of them take part
     kind : all_reduce, reduce_scatter, all_gather or all_to_all
     size_bytes : cut down to whole elements on every rank
+    dtype : of the elements
+    rank, ranks, device : of this process; all ranks take part
+    num_nodes : for the record
     """
 
-    def __init__(self, ranks: Ranks, kind: str, size_bytes: int, dtype: str) -> None:
+    def __init__(
+        self, kind: str, size_bytes: int, dtype: str, rank: int, ranks: int, device: torch.device, num_nodes: int = 1
+    ) -> None:
         import torch
 
-        of, each = getattr(torch, TORCH_TYPES[dtype]), max(1, size_bytes // dtype_bytes(dtype) // ranks.size)
-        # Small whole numbers: sums are exact in every type, and wrong ranks show.
-        values = torch.arange(each * ranks.size, device=ranks.device) % 7 + ranks.rank
-        large = values.to(of)
-        small = torch.zeros(each, device=ranks.device, dtype=of)
-        self._ranks, self._kind, self._each = ranks, kind, each
-        self._large, self._small = large, small
-        self._received = torch.zeros_like(large)
-        self.lanes = lanes_of(ranks.device)
+        of, each = getattr(torch, TORCH_TYPES[dtype]), max(1, size_bytes // dtype_bytes(dtype) // ranks)
+        self._rank, self._size, self._kind, self._each = rank, ranks, kind, each
+        self._large = torch.zeros(each * ranks, device=device, dtype=of)
+        self._small = torch.zeros(each, device=device, dtype=of)
+        self._received = torch.zeros_like(self._large)
+        self.lanes = lanes_of(device)
         self.like = Record(
             "collective",
             kind,
             1.0,
-            size_bytes=each * ranks.size * dtype_bytes(dtype),
+            size_bytes=each * ranks * dtype_bytes(dtype),
             dtype=dtype,
-            ranks=ranks.size,
-            nodes=ranks.num_nodes,
+            ranks=ranks,
+            nodes=num_nodes,
             in_place=kind == "all_reduce",
         )
+
+    @classmethod
+    def on(cls, ranks: Ranks, kind: str, size_bytes: int, dtype: str) -> CollectivePart:
+        """The collective over all ranks of a run."""
+        return cls(kind, size_bytes, dtype, ranks.rank, ranks.size, ranks.device, ranks.num_nodes)
 
     def start(self) -> Sequence[Any]:
         """Start one collective."""
@@ -83,7 +89,7 @@ class CollectivePart:
             return reduce_scatter(self._small, self._large)
         if self._kind == "all_gather":
             return all_gather(self._large, self._small)
-        rows = [self._each] * self._ranks.size
+        rows = [self._each] * self._size
         return all_to_all(self._received, self._large, rows, rows)
 
     def run(self) -> None:
@@ -100,11 +106,14 @@ class CollectivePart:
         """
         import torch
 
-        size, each, rank = self._ranks.size, self._each, self._ranks.rank
-        place = torch.arange(each * size, device=self._ranks.device) % 7
+        size, each, rank = self._size, self._each, self._rank
+        # Small whole numbers: sums are exact in every type, and wrong places and ranks show.
+        place = torch.arange(each * size, device=self._large.device) % 7
         mine = place[rank * each : (rank + 1) * each]
         shift = sum(range(size))
+        self._large.copy_(place + rank)
         if self._kind == "all_gather":
+            self._large.fill_(float("nan"))
             self._small.copy_(mine + rank)
         self.run()
         block = torch.arange(size, device=place.device).repeat_interleave(each)

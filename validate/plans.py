@@ -59,11 +59,16 @@ class RunSpec:
         return self.rank_rows[rank] if self.rank_rows else self.m
 
     @property
+    def gathers(self) -> bool:
+        """Whether the GEMM's rows are gathered before it."""
+        return self.collective == "all_gather" and self.independent_bytes is None
+
+    @property
     def size_bytes(self) -> float:
         """Size of the collective as nccl-tests defines it."""
         if self.independent_bytes is not None:
             return self.independent_bytes
-        columns = self.k if self.collective == "all_gather" else self.n
+        columns = self.k if self.gathers else self.n
         return float(self.m * columns * dtype_bytes(self.dtype))
 
 

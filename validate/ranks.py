@@ -21,6 +21,9 @@ TIMEOUT_S: Final = 60.0
 """How long a rank is waited for, where nothing else is said."""
 ROLL_CALL_S: Final = 5.0
 """How long the others are asked who is still there, once something failed."""
+FIRST_PAUSE_S: Final = 1e-3
+LAST_PAUSE_S: Final = 0.05
+"""Between two looks at whether all ranks have arrived."""
 NCCL_MARGIN_S: Final = 30.0
 """NCCL's own watchdog ends the process without a word; it must come after our own time limit."""
 
@@ -126,12 +129,14 @@ class Ranks:
 
     def _await(self, number: int, what: str) -> None:
         keys = [f"meet/{number}/{rank}" for rank in range(self.size)]
-        try:
-            self.store.wait(keys, timedelta(seconds=self.timeout_s))
-        except RuntimeError as error:
+        deadline, pause_s = time.monotonic() + self.timeout_s, FIRST_PAUSE_S
+        while not self.store.check(keys):
             missing = [rank for rank in range(self.size) if not _has(self.store, keys[rank])]
-            told = self._told(missing, self.timeout_s)
-            raise RankError(f"{told} (rank {self.rank} waited at {what})") from error
+            failed = [rank for rank in missing if _has(self.store, f"failed/{rank}")]
+            if failed or time.monotonic() > deadline:
+                raise RankError(f"{self._told(failed or missing)} (rank {self.rank} waited at {what})")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
     def _blame(self, what: str) -> str | None:
         """Who does not answer, or said why it ended; None if all are there."""
@@ -146,19 +151,19 @@ class Ranks:
                     missing = [rank for rank in others if _has(self.store, f"failed/{rank}")]
                     break
                 time.sleep(0.05)
-            return self._told(missing, self.timeout_s) if missing else None
+            return self._told(missing) if missing else None
         return "the store of torchrun is gone: its first node ended"
 
-    def _told(self, missing: Sequence[int], waited_s: float) -> str:
+    def _told(self, missing: Sequence[int]) -> str:
         parts = []
         for rank in missing:
+            late = f"rank {rank} is late or gone: not heard of within {self.timeout_s:g} s"
             if _has(self.store, f"failed/{rank}"):
                 parts.append(f"rank {rank} failed: {self.store.get(f'failed/{rank}').decode()}")
             elif _has(self.store, f"at/{rank}"):
-                where = self.store.get(f"at/{rank}").decode()
-                parts.append(f"rank {rank} is late or gone: not heard of within {waited_s:g} s, last seen at {where!r}")
+                parts.append(f"{late}, last seen at {self.store.get(f'at/{rank}').decode()!r}")
             else:
-                parts.append(f"rank {rank} is late or gone: not heard of within {waited_s:g} s, it never started")
+                parts.append(f"{late}, it never started")
         return "; ".join(parts) or "a rank is late, but came while it was looked for"
 
     def _fail(self, error: BaseException) -> None:
@@ -210,7 +215,9 @@ def start(backend: str | None = None, timeout_s: float = TIMEOUT_S) -> Iterator[
     if chosen == "nccl":
         torch.cuda.set_device(device)
     else:
-        _take_cores(local_rank, local_size)
+        # One thread a rank, so that ranks do not take cores from one another more than they must. Ranks are not bound
+        # to cores: on a shared machine a bound collective waits where a free one finds an idle core (measured, twice).
+        torch.set_num_threads(1)
     limit = timedelta(seconds=timeout_s)
     try:
         store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=limit))
@@ -232,20 +239,6 @@ def start(backend: str | None = None, timeout_s: float = TIMEOUT_S) -> Iterator[
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _take_cores(local_rank: int, local_size: int) -> None:
-    """Give a rank cores of its own where there are enough, and one computing thread.
-
-    Threads that wander between cores meet those of another rank now and then: times then scatter by twice and more.
-    """
-    import torch
-
-    torch.set_num_threads(1)
-    cores = sorted(os.sched_getaffinity(0))
-    each = len(cores) // local_size
-    if each:
-        os.sched_setaffinity(0, cores[local_rank * each : (local_rank + 1) * each])
 
 
 def _join(ranks: Ranks, limit: timedelta) -> None:

@@ -48,7 +48,7 @@ def sweep_collectives(
     for kind in kinds:
         for size in sizes:
             label = f"{kind} {format_bytes(size)} {dtype}"
-            part = CollectivePart(sampler.ranks, kind, size, dtype)
+            part = CollectivePart.on(sampler.ranks, kind, size, dtype)
             if not _wanted(sampler, part.like, file, budget, label):
                 continue
             with sampler.ranks.guarded(label):
@@ -64,7 +64,7 @@ def sweep_contention(
     for shape in shapes:
         for kind in kinds:
             m, n, k = shape
-            part = CollectivePart(sampler.ranks, kind, m * n * dtype_bytes(dtype), dtype)
+            part = CollectivePart.on(sampler.ranks, kind, m * n * dtype_bytes(dtype), dtype)
             gemm = GemmPart(sampler.ranks, *shape, dtype)
             beside = Record("gemm", "gemm", 1.0, m=m, n=n, k=k, dtype=dtype, concurrent=kind)
             values = {name: getattr(part.like, name) for name in ("size_bytes", "dtype", "ranks", "nodes", "in_place")}

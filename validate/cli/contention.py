@@ -6,22 +6,18 @@ from pathlib import Path
 
 import click
 
-from overlapsim.cli.options import dimensions
 from overlapsim.validate.cli.options import collectives, on_ranks, records_path, run_options
+from overlapsim.validate.cli.options import shapes as parse_shapes
 
 
 @click.command("contention")
-@click.option("--m", default="2048,8192", show_default=True, help="Rows: FROM:TO or a list.")
-@click.option("--n", default="4096", show_default=True, help="Columns: FROM:TO or a list.")
-@click.option("--k", default="4096", show_default=True, help="Inner sizes: FROM:TO or a list.")
+@click.option("--shape", default="2048,8192x4096x4096", show_default=True, help="MxNxK, each a list or FROM:TO.")
 @click.option("--collective", "kinds", default="all", show_default=True, help="Names with commas, or all.")
 @click.option("--dtype", default="bf16", show_default=True, help="fp32, fp16 or bf16.")
 @run_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder or .csv of records; kept ones stay.")
 def command(
-    m: str,
-    n: str,
-    k: str,
+    shape: str,
     kinds: str,
     dtype: str,
     ranks: int | None,
@@ -32,7 +28,7 @@ def command(
     output: Path | None,
 ) -> None:
     """Time each GEMM while collectives of its output's size move all the time, and those collectives beside it."""
-    shapes = [(a, b, c) for a in dimensions(m) for b in dimensions(n) for c in dimensions(k)]
+    shapes = parse_shapes(shape)
     names = collectives(kinds)
     path = records_path(output)
     with on_ranks(ranks, backend, timeout) as joined:

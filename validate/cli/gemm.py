@@ -6,21 +6,17 @@ from pathlib import Path
 
 import click
 
-from overlapsim.cli.options import dimensions
 from overlapsim.validate.cli.options import on_ranks, records_path, run_options
+from overlapsim.validate.cli.options import shapes as parse_shapes
 
 
 @click.command("gemm")
-@click.option("--m", default="256:8192", show_default=True, help="Rows: FROM:TO or a list.")
-@click.option("--n", default="1024,4096", show_default=True, help="Columns: FROM:TO or a list.")
-@click.option("--k", default="1024,4096", show_default=True, help="Inner sizes: FROM:TO or a list.")
+@click.option("--shape", default="256:8192x1024,4096x1024,4096", show_default=True, help="MxNxK, each a list or FROM:TO.")
 @click.option("--dtype", default="bf16", show_default=True, help="fp32, tf32, fp16 or bf16.")
 @run_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder or .csv of records; kept ones stay.")
 def command(
-    m: str,
-    n: str,
-    k: str,
+    shape: str,
     dtype: str,
     ranks: int | None,
     backend: str | None,
@@ -29,8 +25,8 @@ def command(
     repeats: int,
     output: Path | None,
 ) -> None:
-    """Time the vendor library's GEMM on every shape of M x N x K, far-apart shapes first."""
-    shapes = [(a, b, c) for a in dimensions(m) for b in dimensions(n) for c in dimensions(k)]
+    """Time the vendor library's GEMM on every combination of M, N and K, far-apart shapes first."""
+    shapes = parse_shapes(shape)
     path = records_path(output)
     with on_ranks(ranks, backend, timeout) as joined:
         if joined is None:

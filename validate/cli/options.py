@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from overlapsim.cli.options import dimensions
 from overlapsim.errors import UsageError
 from overlapsim.units import parse_bytes
 from overlapsim.workload.operators import COLLECTIVES
@@ -61,6 +62,28 @@ def sizes(text: str) -> tuple[int, ...]:
         result.append(size)
         size *= 2
     return (*result, given[1])
+
+
+def shapes(text: str) -> tuple[tuple[int, int, int], ...]:
+    """Parse ``MxNxK``, each a size, a list or FROM:TO: all combinations.
+
+    Options named ``--m`` would be taken for abbreviations of torchrun's own.
+
+    Raises
+    ------
+    UsageError
+        If the text is not that.
+
+    Examples
+    --------
+    >>> shapes("256,512x1024x64")
+    ((256, 1024, 64), (512, 1024, 64))
+    """
+    parts = text.lower().split("x")
+    if len(parts) != 3:
+        raise UsageError(f"shape is {text!r}; expected MxNxK such as 4096x8192x1024 or 256:8192x1024,4096x1024")
+    m, n, k = (dimensions(part) for part in parts)
+    return tuple((a, b, c) for a in m for b in n for c in k)
 
 
 def collectives(text: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from overlapsim.validate.runners.base import all_gather, all_reduce, all_to_all,
 
 from overlapsim.errors import PlanError
 from overlapsim.schedule.reorder import even_counts
+from overlapsim.strategy.shards import shard_rows
 
 if TYPE_CHECKING:
     import torch
@@ -140,15 +141,17 @@ class GatheredBlock(Block):
 
     communicates_first = True
 
-    def __init__(self, problem: Problem, first: int, rows: int, each: int) -> None:
-        # `first` and `rows` count inside one rank's shard of `each` rows.
+    def __init__(self, problem: Problem, first: int, rows: int) -> None:
+        # `first` and `rows` count inside the largest shard.
         spec = problem.spec
         self._problem, self._first = problem, first
         self._shard, self._b = problem.empty(rows, spec.k), problem.b
         self._a, self._c = problem.empty(rows * spec.ranks, spec.k), problem.empty(rows * spec.ranks, spec.n)
-        row = (np.arange(spec.ranks)[:, None] * each + first + np.arange(rows)).ravel()
-        self._keep = np.flatnonzero(row < spec.m)
-        self._placed = Placed.summed(row[self._keep])
+        own = np.array(shard_rows(spec.m, spec.ranks))
+        inside = first + np.arange(rows)
+        row = (np.cumsum(own) - own)[:, None] + inside
+        self._keep = np.flatnonzero((inside < own[:, None]).ravel())
+        self._placed = Placed.summed(row.ravel()[self._keep])
 
     def poison(self) -> None:
         """Poison what is gathered and computed, and take the shard anew; rows that do not exist are zero."""
@@ -188,11 +191,11 @@ def blocks_of(problem: Problem, chunk_rows: Sequence[int]) -> list[Block]:
     """
     spec = problem.spec
     ends = np.cumsum(np.array([0, *chunk_rows], dtype=np.int64))
-    if spec.collective == "all_gather":
+    if spec.gathers:
         each = -(-spec.m // spec.ranks)
         inside = ends * each // spec.m
         return [
-            GatheredBlock(problem, int(a), int(b - a), each) for a, b in zip(inside[:-1], inside[1:], strict=True)
+            GatheredBlock(problem, int(a), int(b - a)) for a, b in zip(inside[:-1], inside[1:], strict=True)
         ]
     if spec.collective == "all_to_all":
         rows = np.array([spec.rows_of(rank) for rank in range(spec.ranks)], dtype=np.int64)

@@ -66,14 +66,48 @@ def _nothing(spec: RunSpec) -> None:
     """Serial execution leaves nothing open."""
 
 
-def _check_chunks(spec: RunSpec) -> None:
-    rows = spec.settings.get("chunk_rows")
-    whole = isinstance(rows, list | tuple) and all(type(count) is int and count > 0 for count in rows)
-    if not whole or not rows or sum(rows) != spec.m:
+def _check_rows(key: str) -> Callable[[RunSpec], None]:
+    """Check of a setting that holds the rows of each piece."""
+
+    def check(spec: RunSpec) -> None:
+        rows = spec.settings.get(key)
+        whole = isinstance(rows, list | tuple) and all(type(count) is int and count > 0 for count in rows)
+        if not whole or not rows or sum(rows) != spec.m:
+            raise PlanError(
+                f"{key} in the plan's settings is {str(rows):.80}; expected positive counts that add up to the {spec.m} "
+                "rows: plan again"
+            )
+
+    return check
+
+
+def _check_ring(spec: RunSpec) -> None:
+    from overlapsim.validate.runners.ring_steps import gather_steps, scatter_steps
+
+    _check_rows("step_rows")(spec)
+    make = gather_steps if spec.collective == "all_gather" else scatter_steps
+    steps = make(0, spec.ranks, str(spec.settings.get("form")))
+    if len(steps) != len(spec.settings["step_rows"]):
         raise PlanError(
-            f"chunk_rows in the plan's settings is {str(rows):.80}; expected positive counts that add up to the "
-            f"{spec.m} rows: plan again"
+            f"step_rows has {len(spec.settings['step_rows'])} steps; a {spec.settings['form']} ring of {spec.ranks} "
+            f"ranks has {len(steps)}: plan again"
         )
+
+
+def _check_pair(spec: RunSpec) -> None:
+    if spec.independent_bytes is None:
+        raise PlanError("a bulk plan without independent_bytes in its inputs; plan again with --independent SIZE")
+
+
+def _check_fused(spec: RunSpec) -> None:
+    from overlapsim.validate.kernels.config import GemmConfig
+
+    GemmConfig.from_settings({"stages": 3, **spec.settings})
+    rows = spec.settings.get("comm_rows")
+    if type(rows) is not int or rows < 1:
+        raise PlanError(f"comm_rows in the plan's settings is {rows!r}; expected rows of a comm tile: plan again")
+    if spec.m % spec.ranks:
+        raise PlanError(f"the fused runner takes rows that divide over the ranks; {spec.m} over {spec.ranks} do not")
 
 
 def _check_groups(spec: RunSpec) -> None:
@@ -88,7 +122,11 @@ _AFTER: Final = ("all_reduce", "reduce_scatter", "all_to_all")
 _ROOM: Final = "overlapsim.validate.runners"
 RUNNERS: Final[Mapping[str, Entry]] = {
     "serial": Entry(f"{_ROOM}.chunked:make_serial", ("all_gather", *_AFTER), _nothing),
-    "chunked": Entry(f"{_ROOM}.chunked:make_chunked", ("all_gather", *_AFTER), _check_chunks),
+    "chunked": Entry(f"{_ROOM}.chunked:make_chunked", ("all_gather", *_AFTER), _check_rows("chunk_rows")),
+    "pipelined_rs": Entry(f"{_ROOM}.chunked:make_pipelined", ("reduce_scatter",), _check_rows("split_rows")),
     "wave_group": Entry(f"{_ROOM}.wave_group:make", _AFTER, _check_groups),
+    "ring_exchange": Entry(f"{_ROOM}.ring_exchange:make", ("all_gather", "reduce_scatter"), _check_ring),
+    "bulk": Entry(f"{_ROOM}.bulk:make", ("all_gather", *_AFTER), _check_pair),
+    "fused_tiles": Entry(f"{_ROOM}.fused_tiles:make", ("all_gather",), _check_fused),
 }
 """Runners by strategy."""

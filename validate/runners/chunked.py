@@ -79,9 +79,18 @@ class BlockRunner(Runner):
 
 def make_serial(problem: Problem) -> Runner:
     """GEMM, then collective (all_gather: collective, then GEMM)."""
+    if problem.spec.independent_bytes is not None:
+        from overlapsim.validate.runners.bulk import PairRunner
+
+        return PairRunner(problem, overlapped=False)
     return BlockRunner(problem, (problem.spec.m,), overlapped=False)
 
 
 def make_chunked(problem: Problem) -> Runner:
     """Blocks of ``chunk_rows`` from the plan."""
     return BlockRunner(problem, problem.spec.settings["chunk_rows"], overlapped=True)
+
+
+def make_pipelined(problem: Problem) -> Runner:
+    """Splits of ``split_rows`` from the plan: as chunked execution, but for the SMs that each side is given."""
+    return BlockRunner(problem, problem.spec.settings["split_rows"], overlapped=True)

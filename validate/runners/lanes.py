@@ -43,6 +43,17 @@ class Lanes(ABC):
         """What is launched inside runs on the communication lane."""
         yield
 
+    def spread(self, streams: int) -> None:
+        """Let further computing lanes go on from where computation is now."""
+
+    @contextmanager
+    def computing(self, number: int) -> Iterator[None]:
+        """What is launched, forked from or waited for inside belongs to a computing lane; 0 is the caller's."""
+        yield
+
+    def collect(self, streams: int) -> None:
+        """Let the caller's lane wait for the further ones."""
+
 
 class HostLanes(Lanes):
     """CPU tensors: the computing thread starts collectives, threads of the library move them."""
@@ -60,7 +71,9 @@ class HostLanes(Lanes):
         return works
 
     def wait(self, ticket: Any) -> None:
-        """Wait for some handles."""
+        """Wait for some handles; each only once, since gloo's sends end one wait each."""
+        waited = {id(work) for work in ticket}
+        self._pending = [work for work in self._pending if id(work) not in waited]
         for work in ticket:
             work.wait()
 
@@ -79,6 +92,8 @@ class CudaLanes(Lanes):
 
         # The lowest number is the highest priority; CUDA clips what a device does not have.
         self._comm = torch.cuda.Stream(device=device, priority=-5)
+        self._device = device
+        self._further: list[torch.cuda.Stream] = []
 
     def fork(self) -> None:
         """Communication waits for what computation has been given."""
@@ -117,6 +132,33 @@ class CudaLanes(Lanes):
 
         with torch.cuda.stream(self._comm):
             yield
+
+    def spread(self, streams: int) -> None:
+        """Further streams wait for the current one."""
+        import torch
+
+        while len(self._further) < streams - 1:
+            self._further.append(torch.cuda.Stream(device=self._device))
+        for stream in self._further[: streams - 1]:
+            stream.wait_stream(torch.cuda.current_stream())
+
+    @contextmanager
+    def computing(self, number: int) -> Iterator[None]:
+        """What is launched inside goes to a further stream; 0 is the current one."""
+        import torch
+
+        if number == 0:
+            yield
+            return
+        with torch.cuda.stream(self._further[number - 1]):
+            yield
+
+    def collect(self, streams: int) -> None:
+        """The current stream waits for the further ones."""
+        import torch
+
+        for stream in self._further[: streams - 1]:
+            torch.cuda.current_stream().wait_stream(stream)
 
 
 def lanes_of(device: torch.device) -> Lanes:

@@ -1,0 +1,89 @@
+"""`validate plan`: hold a plan file against itself and its profile, or run it with real kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from overlapsim.cli.output import compile_note, print_json
+from overlapsim.errors import PlanError
+from overlapsim.units import format_time
+from overlapsim.validate.cli.options import on_ranks, run_options
+
+
+@click.command("plan")
+@click.argument("plan", type=click.Path(path_type=Path))
+@click.option("--check", is_flag=True, help="Only check the plan: needs no torch and no GPU.")
+@click.option("--cluster", help="Hold the plan against this profile instead of the one it names.")
+@run_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the cases that were run (.json).")
+def command(
+    plan: Path,
+    check: bool,
+    cluster: str | None,
+    ranks: int | None,
+    backend: str | None,
+    time_budget: float,
+    timeout: float,
+    repeats: int,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Run PLAN as `overlapsim operator -o` wrote it, beside serial execution of the same shape.
+
+    With --check nothing is run: whatever does not fit (group tables, side files, ranks, edited settings) is one error.
+    """
+    from overlapsim.validate.plans import read_spec
+
+    if check:
+        with compile_note():
+            spec = read_spec(plan, ranks=ranks, cluster=cluster)
+        answer = {
+            "strategy": spec.strategy,
+            "collective": spec.collective,
+            "ranks": spec.ranks,
+            "m": spec.m,
+            "n": spec.n,
+            "k": spec.k,
+            "predicted_s": spec.predicted_s,
+            "findings": [{"code": finding.code, "message": finding.message} for finding in spec.findings],
+        }
+        if as_json:
+            print_json(answer)
+            return
+        click.echo(
+            f"{plan}: {spec.strategy} with {spec.collective} on {spec.ranks} ranks, {spec.m}x{spec.n}x{spec.k} "
+            f"{spec.dtype}: fits"
+        )
+        for finding in spec.findings:
+            click.echo(f"finding {finding.code}: {finding.message}")
+        return
+    with on_ranks(ranks, backend, timeout) as joined:
+        if joined is None:
+            return
+        from overlapsim.validate.cases import cases_table, run_cases, serial_of, write_cases
+        from overlapsim.validate.cases import Case
+
+        with compile_note():
+            spec = read_spec(plan, ranks=joined.size, cluster=cluster)
+        if spec.ranks != joined.size:
+            raise PlanError(f"the plan is for {spec.ranks} ranks; {joined.size} are here")
+        name = plan.stem
+        cases = [Case(name, serial_of(spec), spec.serial_s)]
+        if spec.strategy != "serial":
+            cases.append(Case(name, spec, spec.predicted_s))
+        results = run_cases(joined, cases, time_budget=time_budget, repeats=repeats)
+        if not joined.is_first:
+            return
+        if output is not None:
+            write_cases(results, output, joined)
+        if as_json:
+            print_json([result.to_dict() for result in results])
+            return
+        cases_table(results)
+        best = min(results, key=lambda result: result.timing.median_s)
+        click.echo(f"fastest: {best.case.spec.strategy} at {format_time(best.timing.median_s)}")
+        for finding in spec.findings:
+            click.echo(f"finding {finding.code}: {finding.message}")
