@@ -21,6 +21,7 @@ from overlapsim.schedule.pipeline_kinds import SCHEDULES
 from overlapsim.schedule.pipeline_links import P2P_MODES
 from overlapsim.step.capacity import memory_shortfall
 from overlapsim.step.inputs import DEFAULT_BUCKET_BYTES, DP_OVERLAPS, StepInputs
+from overlapsim.step.perturb import Perturbation
 from overlapsim.step.simulate import simulate_step, step_memory, step_schedule
 from overlapsim.units import DTYPE_BYTES
 from overlapsim.workload.layout import Layout
@@ -58,6 +59,13 @@ from overlapsim.workload.recompute import Recompute
 @click.option("--rank-order", type=read_order, metavar="A-B-..", help="Which degrees fill the ranks first.")
 @click.option("--sustained-clock", type=float, default=1.0, show_default=True, help="Clock of a long run, a share.")
 @click.option("--overlap", multiple=True, metavar="OPERATOR[:PASS]=STRATEGY[:NAME=VALUE,..]", help="Repeatable.")
+@click.option(
+    "--perturb",
+    type=Perturbation.parse,
+    default="",
+    metavar="KEY=X,..",
+    help="slow=SHARE[@RANK], nvlink=SHARE[@RANK], nic=SHARE[@NODE], jitter, imbalance, seed.",
+)
 @click.option("--no-contention", is_flag=True, help="Leave HBM and link sharing out.")
 @click.option("--ignore-memory", is_flag=True, help="Simulate a step that does not fit its GPUs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
@@ -88,6 +96,7 @@ def command(**given: Any) -> None:
         sustained_clock=given["sustained_clock"],
         composition=composition(given["overlap"]),
         contention=not given["no_contention"],
+        perturbation=given["perturb"],
     )
     shortfall = memory_shortfall(inputs, step_memory(inputs, step_schedule(inputs)))
     if shortfall and not given["ignore_memory"]:
