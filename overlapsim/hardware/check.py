@@ -23,9 +23,10 @@ FLOP_PER_CLOCK_SM: Final[Mapping[str, float]] = {
     "cdna3": 2048,
     "cdna4": 4096,
     "tpu_v5": 131072,
+    "cpu": 64,
 }
 # Rate over bf16's by dtype. What does not accumulate in fp32 is not cut on consumer parts.
-_RATE: Final[Mapping[str, float]] = {"tf32": 0.5, "fp16": 1, "bf16": 1, "fp8": 2, "int8": 2, "fp4": 4}
+_RATE: Final[Mapping[str, float]] = {"fp32": 0.5, "tf32": 0.5, "fp16": 1, "bf16": 1, "fp8": 2, "int8": 2, "fp4": 4}
 _ULTRA_FP4: Final = 6.7
 # Boards clock a little apart from the sheet; a sparsity figure is twice too high.
 PEAK_SLACK: Final = 1.25
