@@ -14,6 +14,7 @@ from overlapsim.errors import UsageError
 from overlapsim.hardware.profile import DeviceSpec, Source
 
 FloatArray = NDArray[np.float64]
+_TIMES: Final = ("host_s", "node_s", "start_s", "skew_s")
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class LaunchStack:
     host_s : host time from one kernel to the next: interpreter, framework, allocator and driver; 0 inside a graph
     node_s : GPU time between dependent kernels of one stream that are already queued
     start_s : from the first call to the first kernel (or of a whole graph)
+    skew_s : what a collective waits for the last of its ranks, since hosts are not in step
     spread : central 90 % of host time over `host_s` (graphs: of `node_s`)
     source : where the figures are from
     """
@@ -36,9 +38,10 @@ class LaunchStack:
     start_s: float
     spread: Spread
     source: Source
+    skew_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in ("host_s", "node_s", "start_s"):
+        for field in _TIMES:
             value = getattr(self, field)
             if not (np.isfinite(value) and value >= 0):
                 raise UsageError(f"{field} of launch stack {self.name!r} is {value}; expected a time >= 0")
@@ -47,11 +50,14 @@ class LaunchStack:
 # All of these are codes of hwprofiles/SOURCES.md. A bare launch is 4 to 6 us of CPU; what eager frameworks add to it
 # (Python, autograd, allocator) is 4 to 8 times as much and must be calibrated where steps are host-bound: published
 # single-node steps give 40 us a kernel for Megatron on PyTorch of 2021-22, 31 to 35 with recomputed kernels counted.
+# Hosts of a group are out of step by about the host time of a kernel (judgement, SKEW).
 STACKS: Final[Mapping[str, LaunchStack]] = {
     stack.name: stack
     for stack in (
         LaunchStack("driver", 5e-6, 1e-6, 8e-6, Spread(0.8, 1.2, "prior"), Source("measured", "LAUNCH-CPU", "medium")),
-        LaunchStack("eager", 12e-6, 1e-6, 20e-6, Spread(0.5, 2.0, "prior"), Source("prior", "LAUNCH-EAGER", "low")),
+        LaunchStack(
+            "eager", 12e-6, 1e-6, 20e-6, Spread(0.5, 2.0, "prior"), Source("prior", "LAUNCH-EAGER", "low"), skew_s=12e-6
+        ),
         LaunchStack(
             "megatron-2021",
             40e-6,
@@ -59,8 +65,17 @@ STACKS: Final[Mapping[str, LaunchStack]] = {
             40e-6,
             Spread(0.75, 1.3, "prior"),
             Source("derived", "LAUNCH-VTRAIN", "medium"),
+            skew_s=40e-6,
         ),
-        LaunchStack("compiled", 6e-6, 1e-6, 20e-6, Spread(0.5, 2.0, "prior"), Source("prior", "LAUNCH-EAGER", "low")),
+        LaunchStack(
+            "compiled",
+            6e-6,
+            1e-6,
+            20e-6,
+            Spread(0.5, 2.0, "prior"),
+            Source("prior", "LAUNCH-EAGER", "low"),
+            skew_s=6e-6,
+        ),
         LaunchStack("graph", 0.0, 1e-6, 8e-6, Spread(0.5, 2.0, "prior"), Source("prior", "LAUNCH-GRAPH", "low")),
     )
 }
@@ -71,7 +86,7 @@ KERNELS_PER_LAYER: Final[Mapping[str, int]] = {"fwd": 26, "bwd": 47, "tp": 12}
 
 
 def launch_stack(name: str, device: DeviceSpec | None = None) -> LaunchStack:
-    """Stack by name; a device's own fit ``launch.<name>`` (``host_s``, ``node_s``, ``start_s``) replaces its figures.
+    """Stack by name; a device's own fit ``launch.<name>`` (by the names of its times) replaces its figures.
 
     Raises
     ------
@@ -88,7 +103,7 @@ def launch_stack(name: str, device: DeviceSpec | None = None) -> LaunchStack:
     if fit is not None:
         start = STACKS["eager"] if base is None else base
         low, high = fit.spread.get("host", (start.spread.low, start.spread.high))
-        values = {field: fit.parameters.get(field, getattr(start, field)) for field in ("host_s", "node_s", "start_s")}
+        values = {field: fit.parameters.get(field, getattr(start, field)) for field in _TIMES}
         measured = "host" in fit.spread and fit.num_points > 0
         spread = Spread(min(low, 1.0), max(high, 1.0), "residual" if measured else "prior")
         return LaunchStack(name, **values, spread=spread, source=fit.source)

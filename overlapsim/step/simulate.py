@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from overlapsim.cost.base import Family
 from overlapsim.cost.group_collective import GroupPlace, group_places
+from overlapsim.cost.launch import launch_stack
 from overlapsim.cost.prices import PriceBook
 from overlapsim.engine import compiled
 from overlapsim.engine.deadlock import raise_if_deadlocked
@@ -131,7 +132,11 @@ def step_prices(inputs: StepInputs, models: dict[object, object] | None = None) 
     """Prices of the machine, with the layout's groups placed on it and the clock of a long run."""
     cluster, layout = inputs.cluster, inputs.layout
     placed = placements(RankMap(layout, inputs.rank_order), levels(cluster), cluster.node.num_devices)
-    groups = group_places(cluster, placed, rings=inputs.rings)
+    skew_s = launch_stack(inputs.stack, cluster.device).skew_s
+    groups = {
+        kind: place if kind == "pp" or place.ranks < 2 else replace(place, skew_s=skew_s)
+        for kind, place in group_places(cluster, placed, rings=inputs.rings).items()
+    }
     # Neighbours of a pipeline that lie in one node.
     groups["pair"] = GroupPlace(2)
     node = cluster.node

@@ -11,6 +11,7 @@ from overlapsim.workload.build_linear import (
     column_backward,
     gather_gradient,
     gemm_backward,
+    norm_backward,
     reduce_output,
     residual,
     residual_backward,
@@ -140,7 +141,7 @@ def attention_backward(r: Recorder, part: Part, *, keep: frozenset[str]) -> None
         linears.append(Linear(rows, inputs, outputs, matrix.bias))
     column_backward(r, part, "attn.qkv", linears, keep)
     if "dgrad" in keep:
-        r.kernel("attn.norm", MemoryOp(norm_kind(model), t.local, model.hidden, model.dtype, "bwd"), pass_="dgrad")
+        norm_backward(r, part, "attn.norm")
 
 
 # Inside attention

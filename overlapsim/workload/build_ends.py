@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overlapsim.units import dtype_bytes
-from overlapsim.workload.build_linear import Linear, column_backward, gemm_backward
+from overlapsim.workload.build_linear import Linear, column_backward, gemm_backward, norm_backward
 from overlapsim.workload.build_part import Part, norm_kind
 from overlapsim.workload.memory_bound import MemoryOp
 from overlapsim.workload.recorder import Recorder
@@ -13,7 +13,7 @@ from overlapsim.workload.weights import Matrix, Vector, model_weights
 
 def local_vocabulary(part: Part) -> int:
     """Columns of the logits on one tensor-parallel rank."""
-    return padded_vocabulary(part.model.vocabulary, part.layout.tp) // part.layout.tp
+    return padded_vocabulary(part.model.vocabulary, part.layout.tp, part.recipe.vocabulary_multiple) // part.layout.tp
 
 
 def embed_forward(r: Recorder, part: Part) -> None:
@@ -68,7 +68,7 @@ def head_backward(r: Recorder, part: Part, *, keep: frozenset[str]) -> None:
             r.kernel("loss", MemoryOp(_loss(part), t.rows, columns, model.dtype, "bwd"), pass_="dgrad")
         column_backward(r, part, "logits", [Linear(t.rows, model.hidden, columns)], keep)
     if "dgrad" in keep:
-        r.kernel("logits", MemoryOp(norm_kind(model), t.local, model.hidden, model.dtype, "bwd"), pass_="dgrad")
+        norm_backward(r, part, "logits", summed=False)
 
 
 def optimizer_step(r: Recorder, part: Part, parameters: float, *, norm_ranks: int = 1) -> None:

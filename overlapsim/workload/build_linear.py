@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from overlapsim.workload.build_part import Part
+from overlapsim.workload.build_part import Part, norm_kind
 from overlapsim.workload.memory_bound import MemoryOp
 from overlapsim.workload.operators import COMPUTE
 from overlapsim.workload.recorder import Recorder
@@ -33,21 +33,39 @@ def reduce_gradient(r: Recorder, part: Part, name: str) -> None:
 
 def residual(r: Recorder, part: Part, name: str, *, bias: bool) -> None:
     """Add the branch to the residual stream, with dropout and bias where the model and recipe have them."""
-    t, model = part.tokens, part.model
-    kind = "bias_dropout_add" if part.recipe.dropout else "add"
-    if bias and kind == "add":
-        r.kernel(name, MemoryOp("bias_add", t.local, model.hidden, model.dtype))
-    r.kernel(name, MemoryOp(kind, t.local, model.hidden, model.dtype))
+    recipe = part.recipe
+    if recipe.dropout and recipe.fused_bias:
+        _local(r, part, name, "bias_dropout_add")
+        return
+    if bias:
+        _local(r, part, name, "bias_add")
+    if recipe.dropout:
+        _local(r, part, name, "dropout")
+    _local(r, part, name, "add")
 
 
 def residual_backward(r: Recorder, part: Part, name: str, *, bias: bool, keep: frozenset[str]) -> None:
-    """Gradient of the residual sum: of the dropout in the branch, and of its bias."""
-    t, model = part.tokens, part.model
+    """Gradient of the branch at the residual sum: of its dropout, and of its bias."""
     if part.recipe.dropout and "dgrad" in keep:
-        work = MemoryOp("bias_dropout_add", t.local, model.hidden, model.dtype, "bwd")
-        r.kernel(name, work, pass_="dgrad")
+        _local(r, part, name, "bias_dropout_add" if part.recipe.fused_bias else "dropout", "bwd", "dgrad")
     if bias and "wgrad" in keep:
-        r.kernel(name, MemoryOp("bias_add", t.local, model.hidden, model.dtype, "bwd"), pass_="wgrad")
+        _local(r, part, name, "bias_add", "bwd", "wgrad")
+        accumulate(r, part, name, part.model.hidden)
+
+
+def norm_backward(r: Recorder, part: Part, name: str, *, summed: bool = True) -> None:
+    """Gradients of a norm and its weights; then what the residual stream brings is added."""
+    kind = norm_kind(part.model)
+    _local(r, part, name, kind, "bwd", "dgrad")
+    for _ in range(2 if kind == "layernorm" else 1):
+        accumulate(r, part, name, part.model.hidden)
+    if summed:
+        _local(r, part, name, "add", pass_="dgrad")
+
+
+def _local(r: Recorder, part: Part, name: str, kind: str, direction: str = "fwd", pass_: str = "") -> None:
+    """A kernel over the hidden activations of one rank."""
+    r.kernel(name, MemoryOp(kind, part.tokens.local, part.model.hidden, part.model.dtype, direction), pass_=pass_)
 
 
 @dataclass(frozen=True)
@@ -110,6 +128,7 @@ def column_backward(r: Recorder, part: Part, name: str, linears: Sequence[Linear
 def _bias_gradient(r: Recorder, part: Part, name: str, linear: Linear, keep: frozenset[str]) -> None:
     if linear.bias and "wgrad" in keep:
         r.kernel(name, MemoryOp("bias_add", linear.rows, linear.outputs, part.model.dtype, "bwd"), pass_="wgrad")
+        accumulate(r, part, name, linear.outputs)
 
 
 def _input_gradient(r: Recorder, part: Part, name: str, linear: Linear) -> None:
@@ -122,6 +141,6 @@ def _weight_gradient(r: Recorder, part: Part, name: str, linear: Linear) -> None
 
 
 def accumulate(r: Recorder, part: Part, name: str, parameters: int) -> None:
-    """Add a weight gradient to the main one by a kernel of its own, where the GEMM does not."""
+    """Add a gradient to the main one by a kernel of its own, where nothing else does."""
     if part.recipe.accumulation == "separate":
         r.kernel(name, MemoryOp("grad_accumulate", parameters, 1, part.model.dtype), pass_="wgrad")

@@ -8,6 +8,7 @@ from overlapsim.workload.build_linear import (
     column_backward,
     gather_gradient,
     gemm_backward,
+    norm_backward,
     reduce_output,
     residual,
     residual_backward,
@@ -33,7 +34,7 @@ def mlp_forward(r: Recorder, part: Part) -> None:
 
 def mlp_backward(r: Recorder, part: Part, *, keep: frozenset[str]) -> None:
     """Record the backward pass, last operator first; `keep` as in attention."""
-    model, t, mlp = part.model, part.tokens, part.layer.mlp
+    mlp = part.layer.mlp
     bias = isinstance(mlp, Mlp) and mlp.bias
     residual_backward(r, part, "mlp.fc2", bias=bias, keep=keep)
     if isinstance(mlp, MoE):
@@ -41,15 +42,13 @@ def mlp_backward(r: Recorder, part: Part, *, keep: frozenset[str]) -> None:
     else:
         _dense_backward(r, part, mlp, "mlp.", keep)
     if "dgrad" in keep:
-        r.kernel("mlp.norm", MemoryOp(norm_kind(model), t.local, model.hidden, model.dtype, "bwd"), pass_="dgrad")
-        # Gradients of the branch and of the residual stream are summed once a layer.
-        r.kernel("mlp.norm", MemoryOp("add", t.local, model.hidden, model.dtype, "bwd"), pass_="dgrad")
+        norm_backward(r, part, "mlp.norm")
 
 
 def _activation(part: Part, mlp: Mlp, bias: bool) -> str:
     if mlp.gated:
         return "silu_mul"
-    return "bias_gelu" if bias else "gelu"
+    return "bias_gelu" if bias and part.recipe.fused_bias else "gelu"
 
 
 def _dense_forward(r: Recorder, part: Part, mlp: Mlp, prefix: str) -> None:
@@ -61,7 +60,7 @@ def _dense_forward(r: Recorder, part: Part, mlp: Mlp, prefix: str) -> None:
     r.gemm(f"{prefix}fc1", t.rows, outputs, inputs, dtype=part.gemm_dtype)
     inner, _ = local_sizes(down, layout.tp)
     kind = _activation(part, mlp, up.bias)
-    if up.bias and mlp.gated:
+    if up.bias and kind != "bias_gelu":
         r.kernel(f"{prefix}fc1", MemoryOp("bias_add", t.rows, outputs, model.dtype))
     r.kernel(f"{prefix}act", MemoryOp(kind, t.rows, inner, model.dtype))
     r.gemm(f"{prefix}fc2", t.rows, down.outputs, inner, dtype=part.gemm_dtype)
