@@ -115,8 +115,8 @@ def command(
         rank_rows=rank_rows or (),
         independent_bytes=independent,
     )
-    chosen = tuple(s for s in load_strategies(strategies) if s.overlaps)
-    baselines = tuple(s for s in load_strategies() if not s.overlaps)
+    chosen = tuple(s for s in load_strategies(strategies, "pair") if s.overlaps)
+    baselines = tuple(s for s in load_strategies(scope="pair") if not s.overlaps)
     with compile_note():
         result = plan_operator(context_from(inputs, machine), (*baselines, *chosen), contention=inputs.contention)
         if output is not None:

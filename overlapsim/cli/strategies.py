@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 import click
 import msgspec
 
-from overlapsim.cli.output import print_json
+from overlapsim.cli.output import console, print_json
+from overlapsim.strategy.base import Strategy
 from overlapsim.strategy.registry import load_strategies, load_strategy
 
 
@@ -17,15 +20,20 @@ def command() -> None:
 @command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(as_json: bool) -> None:
-    """One line a strategy."""
+    """What each strategy takes, hides and costs."""
     strategies = load_strategies()
     if as_json:
-        entries = [{"name": s.name, "overlaps": s.overlaps, "summary": s.info.summary} for s in strategies]
-        print_json(entries)
+        print_json([_entry(strategy) for strategy in strategies])
         return
-    width = max(len(s.name) for s in strategies)
+    from rich.table import Table
+
+    table = Table()
+    for column in ("strategy", "takes", "granularity", "hides", "cost"):
+        table.add_column(column)
     for strategy in strategies:
-        click.echo(f"{strategy.name:{width}}  {strategy.info.summary}")
+        info = strategy.info
+        table.add_row(strategy.name, _takes(strategy), info.granularity, info.hides, info.cost)
+    console().print(table)
 
 
 @command.command("show")
@@ -34,9 +42,30 @@ def list_(as_json: bool) -> None:
 def show(name: str, as_json: bool) -> None:
     """Show what strategy NAME hides, costs and needs."""
     strategy = load_strategy(name)
-    info = {"name": strategy.name, "overlaps": strategy.overlaps, **msgspec.to_builtins(strategy.info)}
+    info = _entry(strategy)
     if as_json:
         print_json(info)
         return
     for key, value in info.items():
         click.echo(f"{key:12} {'; '.join(value) or '-' if isinstance(value, list | tuple) else value}")
+
+
+def _entry(strategy: Strategy) -> dict[str, Any]:
+    facts = {"name": strategy.name, "overlaps": strategy.overlaps, "takes": _takes(strategy)}
+    together = {"traits": sorted(strategy.traits), "needs": list(strategy.needs), "excludes": sorted(strategy.excludes)}
+    return {**facts, **msgspec.to_builtins(strategy.info), **together}
+
+
+_PLACES: Final = {
+    "after": "GEMM, then collective",
+    "before": "all_gather, then GEMM",
+    "independent": "independent pair",
+}
+
+
+def _takes(strategy: Strategy) -> str:
+    if strategy.scope == "graph":
+        return "a whole graph"
+    if not strategy.overlaps:
+        return "anything"
+    return "; ".join(_PLACES[relation] for relation in strategy.relations)

@@ -93,7 +93,7 @@ def _plan_job(job: tuple[Any, ...]) -> list[Answer]:
 def _plan_chunk(
     cluster: Cluster, questions: Sequence[Question], names: Sequence[str], contention: bool, effort: Effort
 ) -> list[Answer]:
-    strategies = load_strategies(names)
+    strategies = load_strategies(names, "pair")
     models: dict[tuple[Any, ...], Any] = {}
     answers = []
     for question in questions:

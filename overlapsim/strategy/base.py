@@ -20,6 +20,7 @@ from overlapsim.workload.operators import CollectiveOp, GemmOp, OperatorGraph
 
 Parameters = Mapping[str, Any]
 Float = npt.NDArray[np.float64]
+Scope = Literal["pair", "graph"]
 Relation = Literal["after", "before", "independent"]
 """Where the collective of a pair stands: on the GEMM's output, on its input, or needing nothing of it."""
 Trait = Literal[
@@ -224,6 +225,8 @@ class Strategy(ABC):
     info: ClassVar[StrategyInfo]
     overlaps: ClassVar[bool] = True
     """False for serial execution: the best of those is the baseline of every speed-up."""
+    scope: ClassVar[Scope] = "pair"
+    """What it takes: one GEMM and its collective, or a whole graph that it arranges (`compose.ArrangingStrategy`)."""
     relations: ClassVar[tuple[Relation, ...]] = ("after",)
     """Where the collective may stand in a pair that the strategy takes."""
     own_kernel: ClassVar[bool] = False

@@ -26,6 +26,8 @@ class ArrangingStrategy(Strategy):
     are of this kind.  What it returns can be arranged again by another one.
     """
 
+    scope = "graph"
+
     @abstractmethod
     def arrange(self, context: Context, parameters: Parameters) -> OperatorGraph:
         """Return the graph as it is to be issued: order, streams, merged or added operators, added dependencies.

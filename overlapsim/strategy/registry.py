@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from typing import Final
 
 from overlapsim.errors import StrategyError
-from overlapsim.strategy.base import Strategy
+from overlapsim.strategy.base import Scope, Strategy
 
 GROUP: Final = "overlapsim.strategies"
 """Entry-point group of third parties, and the package whose folders are the bundled strategies."""
@@ -62,12 +62,15 @@ def load_strategy(name: str) -> Strategy:
     return strategy
 
 
-def load_strategies(names: Iterable[str] = ()) -> tuple[Strategy, ...]:
-    """Load the named strategies in the order given, or all of them sorted by name.
+def load_strategies(names: Iterable[str] = (), scope: Scope | None = None) -> tuple[Strategy, ...]:
+    """Load the named strategies in the order given, or all of them (of one scope) sorted by name.
 
     Raises
     ------
     StrategyError
         If one of them is unknown or cannot be loaded.
     """
-    return tuple(load_strategy(name) for name in dict.fromkeys(names) or strategy_names())
+    given = tuple(dict.fromkeys(names))
+    if given:
+        return tuple(map(load_strategy, given))
+    return tuple(s for s in map(load_strategy, strategy_names()) if scope in (None, s.scope))

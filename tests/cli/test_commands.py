@@ -46,7 +46,9 @@ def test_operator_json_has_the_documented_keys(capsys, tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     answer = json.loads(out)
     assert set(answer) == {"serial_s", "ceiling", "lower_bound_s", "verdict", "cause", "best", "strategies", "findings"}
-    assert [entry["name"] for entry in answer["strategies"]] == ["serial", "chunked", "wave_group"]
+    names = [entry["name"] for entry in answer["strategies"]]
+    # The baseline first, then every strategy of single pairs; those that arrange whole graphs are not asked.
+    assert names[0] == "serial" and {"chunked", "wave_group"} <= set(names) and "grad_buckets" not in names
     wave_group = next(entry for entry in answer["strategies"] if entry["name"] == "wave_group")
     assert sum(wave_group["parameters"]["group_tiles"]) == 2048
     assert {"applies", "reasons", "predicted_s", "low_s", "high_s", "speedup", "parameters", "findings"} <= set(
