@@ -61,9 +61,10 @@ def result_table(result: OperatorResult) -> None:
     )
     for column in ("strategy", "predicted", "90 % range", "speed-up over best serial", "parameters"):
         table.add_column(column)
+    refused = []
     for entry in result.results:
         if entry.prediction is None or entry.best is None:
-            table.add_row(entry.strategy.name, "does not apply", "", "", "; ".join(entry.applicability.reasons))
+            refused.append((entry.strategy.name, "; ".join(entry.applicability.reasons)))
             continue
         mark = " *" if entry is result.best else ""
         table.add_row(
@@ -74,6 +75,8 @@ def result_table(result: OperatorResult) -> None:
             _parameters(entry),
         )
     view.print(table)
+    for name, reasons in refused:
+        view.print(f"{name} does not apply: {reasons}", highlight=False, markup=False)
     view.print(
         f"verdict: [bold]{result.verdict}[/bold]"
         + (f", cause {result.cause}" if result.cause != "none" else "")
