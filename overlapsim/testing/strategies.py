@@ -166,31 +166,36 @@ def check_work_conserved(strategy: Strategy, case: Case) -> None:
     device = prices.cluster.device
     flop_s = sum(op.flop / device.peak(op.dtype, op.accumulate) for op in graph.of_type(GemmOp))
     serial = build(load_strategy("serial"), case.context, {})
-    wanted = _wire_bytes(serial)
+    gathers = any(op.kind == "all_gather" for op in graph.of_type(CollectiveOp))
     for parameters in points(strategy, case.context):
         program = build(strategy, case.context, parameters)
         blocks = program.kind == BLOCKS
         sm_s = float(np.sum(program.units[blocks] * program.unit_ps[blocks])) / 1e12
         assert sm_s >= flop_s * device.num_sms * (1 - CLOSE), f"{parameters}: work is missing"
         moved = _wire_bytes(program)
-        for kind, amount in wanted.items():
+        for link, amount in _wire_bytes(serial).items():
             # A switch that multicasts or reduces, or another algorithm, may halve what a GPU sends; none moves more.
-            assert 0.45 * amount <= moved.get(kind, 0.0) <= amount * _MOST_BYTES, (
-                f"{parameters}: {kind} carries {moved.get(kind, 0.0)} bytes where serial execution moves {amount}"
+            # A multicast sends a shard once, but what is gathered arrives whole.
+            least = 0.45 if (link in _IN) == gathers else 0.0
+            most = _MOST_BYTES if link in _OUT else np.inf
+            assert least * amount <= moved.get(link, 0.0) <= amount * most, (
+                f"{parameters}: {link} carries {moved.get(link, 0.0)} bytes where serial execution moves {amount}"
             )
 
 
 # Ragged pieces are rounded up to whole tiles; an all-reduce split in two collectives rounds twice.
 _MOST_BYTES: Final = 1.10
+_OUT: Final = ("nvlink_out[0]", "pcie_up[0]")
+_IN: Final = ("nvlink_in[0]", "pcie_down[0]")
 
 
 def _wire_bytes(program: Any) -> dict[str, float]:
-    """Bytes by the kind of own link that device 0 sends on."""
+    """Bytes on the own links of device 0, out and in."""
     amounts: dict[str, float] = {}
     per_task = np.repeat(program.units, np.diff(program.demand_ptr)) * program.demand_amount
     for resource, amount in zip(program.demand_resource, per_task, strict=True):
         name = program.resource_name[resource]
-        if name in ("nvlink_out[0]", "pcie_up[0]"):
+        if name in (*_OUT, *_IN):
             amounts[name] = amounts.get(name, 0.0) + float(amount)
     return amounts
 
@@ -206,7 +211,7 @@ def check_dependencies(strategy: Strategy, case: Case) -> None:
     for parameters in points(strategy, case.context):
         timeline = simulate(strategy, case.context, parameters, contention=False, record=True)
         p = timeline.program
-        work, flows = _gemm_tasks(timeline), np.flatnonzero(p.kind == FLOW)
+        work, flows = _gemm_tasks(timeline), _moving(p)
         computed_s, arrived_s = timeline.t_end[work].max(), timeline.t_end[flows].max()
         if pair.relation == "after":
             # Rows that this rank keeps need not be sent, and may be computed last.
@@ -222,6 +227,15 @@ def _gemm_tasks(timeline: Timeline) -> np.ndarray[Any, np.dtype[np.int64]]:
     p = timeline.program
     blocks = np.flatnonzero((p.kind == BLOCKS) & (p.units > 1))
     return blocks
+
+
+def _moving(program: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Flows that put bytes on a link; all flows where none does.  Barriers and copies on one GPU move nothing."""
+    flows = np.flatnonzero(program.kind == FLOW)
+    task = np.repeat(np.arange(program.num_tasks), np.diff(program.demand_ptr))
+    names = np.asarray(program.resource_name)[program.demand_resource].astype(str)
+    linked = np.intersect1d(flows, task[~np.char.startswith(names, "hbm")])
+    return linked if linked.size else flows
 
 
 def _check_progress(timeline: Timeline, work: Any, flows: Any, relation: Relation, ranks: int) -> None:

@@ -1,0 +1,1 @@
+"""The async_tp strategy."""
