@@ -187,8 +187,9 @@ class _Step:
     def _optimizer(self, line: Line, tasks: PipelineTasks, device: int) -> int:
         layout, pieces = self.inputs.layout, line.pieces[device]
         local = stage_parameters(self.inputs.model, layout, device, self.inputs.job.stage_layers)
-        graph = pieces.builder.optimizer(_own_parameters(local, layout))
-        block = line.block(device, pieces.graph(f"optimizer {local}", graph, follows=False), 1, f"optim.step {device}")
+        own = _own_parameters(local, layout)
+        piece = pieces.graph(f"optimizer {own}", pieces.builder.optimizer(own), follows=False)
+        block = line.block(device, piece, 1, f"optim.step {device}")
         return self.builder.add_blocks(
             stream=tasks.compute_streams[device],
             pool=line.pools[device],

@@ -23,6 +23,8 @@ _GROUPS: Final = {
     "cp": "exposed_cp",
     "pp": "exposed_pp",
     "embedding": "exposed_dp",
+    # The gradients' norm is summed over all ranks, whatever splits them: a part of the optimizer's step.
+    "world": "optimizer",
 }
 
 

@@ -40,10 +40,17 @@ def step_findings(inputs: StepInputs, prices: PriceBook, memory: Sequence[Memory
     found = list(_of_kernels(inputs, prices, operators))
     found += _of_groups(prices, _collectives(inputs, operators))
     # A step has no single GEMM to measure: kernels are spoken of by kind above.
-    found += [f for f in machine_findings(inputs.cluster, gemm_measured=True) if not _said(f, found)]
+    found += [f for f in _of_machine(prices) if not _said(f, found)]
     found += _of_settings(inputs)
     found += max(memory, key=lambda entry: entry.total_bytes).findings
     return tuple(dict.fromkeys(found))
+
+
+def _of_machine(prices: PriceBook) -> list[Finding]:
+    key = ("findings", True)
+    if key not in prices.models:
+        prices.models[key] = machine_findings(prices.cluster, gemm_measured=True)
+    return list(prices.models[key])
 
 
 def _said(finding: Finding, found: Iterable[Finding]) -> bool:
