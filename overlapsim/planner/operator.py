@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from overlapsim.cost.base import Family
+from overlapsim.cost.prices import PriceBook
 from overlapsim.engine import compiled
 from overlapsim.engine.deadlock import raise_if_deadlocked
 from overlapsim.engine.timeline import Timeline
@@ -28,7 +29,7 @@ FAMILIES: Final[tuple[Family, ...]] = ("gemm", "kernel", "collective", "launch")
 KERNEL_FAMILIES: Final[tuple[Family, ...]] = ("attention", "memory")
 NEARLY_FREE: Final = 1e-6
 LITTLE_TO_GAIN: Final = 1.05
-"""Below this ceiling a gain within the tie margin is no tie: the rest is not worth another kernel or stream."""
+"""Below this ceiling a gain that is not sure is no tie: it is not worth another kernel or stream."""
 
 
 @dataclass(frozen=True)
@@ -185,8 +186,8 @@ def plan_operator(
     overlapping = [r for r in results if r.strategy.overlaps]
     verdict, best = _judge(results, serial, ceiling)
     cause = _cause(verdict, ceiling, context, overlapping, contention, effort)
-    # A kernel that was not measured can decide against its strategy as well as for it.
-    assumed = (f for r in results for f in r.findings if f.code == "kernel_time_assumed")
+    # A kernel that was not measured, or pieces that are too small, can decide against a strategy.
+    assumed = (f for r in results for f in r.findings if f.code in ("kernel_time_assumed", "few_tiles"))
     findings = dict.fromkeys((*context.prices.findings, *_shares(context), *assumed, *best.findings))
     return OperatorResult(context, tuple(results), serial, best, bound, ceiling, verdict, cause, tuple(findings))
 
@@ -284,7 +285,8 @@ def _judge(results: Sequence[StrategyResult], serial: StrategyResult, ceiling: f
     sure = [r for r in overlapping if r.speedup >= 1 + TIE_MARGIN and r.speedup_low > 1]
     if sure:
         return "overlap", sure[0]
-    if not overlapping or (overlapping[0].speedup < 1 + TIE_MARGIN and ceiling < LITTLE_TO_GAIN):
+    # Where even perfect overlap gains little, a gain that is not sure is not worth another kernel or stream.
+    if not overlapping or ceiling < LITTLE_TO_GAIN:
         return "serial", serial
     fastest = overlapping[0]
     if abs(fastest.speedup - 1) < TIE_MARGIN or fastest.speedup_low <= 1 <= fastest.speedup_high:
@@ -312,21 +314,33 @@ def _cause(
 
     brief = replace(effort, runs=min(effort.runs, 2), refinements=0)
 
-    def pays(changed: Context, with_contention: bool = contention) -> bool:
-        times = [_plan_strategy(s, changed, with_contention, brief).best for s in applying]
+    def pays(
+        changed: PriceBook, strategies: Sequence[Strategy] = applying, *, with_contention: bool = contention
+    ) -> bool:
+        asked = replace(context, prices=changed)
+        times = [_plan_strategy(s, asked, with_contention, brief).best for s in strategies]
         return any(c is not None and serial_s / c.predicted_s > 1 + TIE_MARGIN for c in times)
 
     prices = context.prices
     free = prices.scaled("collective", NEARLY_FREE)
+
+    def slower_kernel(strategies: Sequence[Strategy]) -> bool:
+        """Whether these would pay with the vendor's kernels: as it is, or if communication were free."""
+        return pays(prices.with_vendor_kernels(), strategies) or (
+            not pays(free, strategies) and pays(free.with_vendor_kernels(), strategies)
+        )
+
+    # A kernel that was measured speaks before what others might gain with kernels that were not.
+    measured = [r.strategy for r in overlapping if r.best is not None and r.strategy.name in prices.kernel_time_s]
+    if measured and all(r.speedup < 1 for r in overlapping if r.strategy in measured) and slower_kernel(measured):
+        return "kernel_slower"
     if any(r.speedup > 1 + TIE_MARGIN for r in overlapping):
         return "none"
-    if pays(replace(context, prices=prices.with_vendor_kernels())) or (
-        not pays(replace(context, prices=free)) and pays(replace(context, prices=free.with_vendor_kernels()))
-    ):
+    if slower_kernel(applying):
         return "kernel_slower"
-    if (contention and pays(context, with_contention=False)) or pays(replace(context, prices=prices.with_comm_sms(1))):
+    if (contention and pays(prices, with_contention=False)) or pays(prices.with_comm_sms(1)):
         return "contention"
-    if pays(replace(context, prices=prices.without_latency())):
+    if pays(prices.without_latency()):
         return "small_message"
     compute, communication = _compute_and_communication(context)
     if communication > 2 * compute:
