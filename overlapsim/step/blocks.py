@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
+from overlapsim.cost.base import Spread
 from overlapsim.engine import compiled
 from overlapsim.engine.deadlock import raise_if_deadlocked
 from overlapsim.engine.timeline import Timeline
@@ -14,10 +16,15 @@ from overlapsim.plan import Finding
 from overlapsim.schedule.builder import ProgramBuilder
 from overlapsim.schedule.program import Program
 from overlapsim.step.breakdown import spans
+from overlapsim.step.skew import Skew, may_wait_for_host, rank_tasks, spread_ranks
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.compose import Composition, compose, find_pieces
 from overlapsim.strategy.tasks import Site
-from overlapsim.workload.operators import OperatorGraph
+from overlapsim.workload.operators import CollectiveOp, OperatorGraph
+
+PASSES: Final = 16
+"""Copies of a block over which the hosts of its ranks drift apart. A step has more passes before a host waits for its
+GPU: collectives then stand longer on the early ranks, and blocks end hardly later."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,13 @@ def _sum(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, f
 
 
 def simulate_piece(
-    context: Context, composition: Composition, *, launch_s: float = 0.0, contention: bool = True, follows: bool = True
+    context: Context,
+    composition: Composition,
+    *,
+    launch_s: float = 0.0,
+    hosts: Spread | None = None,
+    contention: bool = True,
+    follows: bool = True,
 ) -> Piece:
     """Run a graph's program and read what it costs.
 
@@ -73,6 +86,8 @@ def simulate_piece(
     ----------
     context, composition : the graph, its prices, and the strategies in it
     launch_s : host time of a launch; the host of a block that follows others has run ahead as far as it can
+    hosts : spread of a launch's time over `launch_s`. Where launches could be what all wait for, the ranks of the
+        block's largest group are simulated, each with a host of its own (`skew`); None: hosts are in step
     contention : False leaves HBM and link sharing out
     follows : whether the block stands behind another one like it; else the first launch is waited for
 
@@ -83,25 +98,49 @@ def simulate_piece(
     """
     if not context.graph.operators:
         return Piece()
-    before = 1 if follows and launch_s > 0 else 0
-    graph = repeated(context.graph, before + 1)
-    builder = ProgramBuilder()
-    site = Site(builder, context.prices, launch_s=launch_s)
-    composed = compose(Context(graph, context.prices), composition, site)
-    program = builder.freeze()
+    copies = 2 if follows and launch_s > 0 else 1
+    program, findings = _program(context, composition, copies, launch_s)
     timeline = compiled.run(program, contention=contention, record=False)
     raise_if_deadlocked(timeline)
-    start = _end_of_copy(timeline, program.num_tasks // 2) if before else 0
-    kinds = spans(timeline, start, timeline.end_ps)
+    start = _end_of_copies(timeline, 1, copies) if copies > 1 else 0
+    duration_s, kinds = (timeline.end_ps - start) / 1e12, spans(timeline, start, timeline.end_ps)
     amounts, capacities = _demands(program)
-    share = 1.0 / (before + 1)
+    ranks = max((op.ranks for op in context.graph.of_type(CollectiveOp)), default=1)
+    if hosts is not None and copies > 1 and ranks > 1 and may_wait_for_host(program, copies * duration_s, hosts):
+        many, _ = _program(context, composition, PASSES, launch_s)
+        duration_s, kinds = _skewed(many, Skew.of(hosts, ranks), contention)
     return Piece(
-        (timeline.end_ps - start) / 1e12,
+        duration_s,
         kinds,
-        {name: share * amount for name, amount in amounts.items()},
+        {name: amount / copies for name, amount in amounts.items()},
         capacities,
-        (*composed.findings, *_beliefs(context, composition)),
+        (*findings, *_beliefs(context, composition)),
     )
+
+
+def _program(
+    context: Context, composition: Composition, copies: int, launch_s: float
+) -> tuple[Program, tuple[Finding, ...]]:
+    """Tasks of a graph that is run `copies` times on one rank."""
+    builder = ProgramBuilder()
+    site = Site(builder, context.prices, launch_s=launch_s)
+    composed = compose(Context(repeated(context.graph, copies), context.prices), composition, site)
+    return builder.freeze(), composed.findings
+
+
+def _skewed(program: Program, skew: Skew, contention: bool) -> tuple[float, dict[str, float]]:
+    """Duration of one of `PASSES` copies behind the first, and its kinds on the average rank."""
+    spread = spread_ranks(program, skew)
+    timeline = compiled.run(spread, contention=contention, record=False)
+    raise_if_deadlocked(timeline)
+    own = [rank_tasks(spread, rank, skew) for rank in range(skew.ranks)]
+    start = max(int(timeline.t_end[tasks[: len(tasks) // PASSES]].max()) for tasks in own)
+    total: dict[str, float] = {}
+    for tasks in own:
+        total = _sum(total, spans(timeline, start, timeline.end_ps, tasks))
+    share = 1.0 / (PASSES - 1)
+    kinds = {kind: seconds * share / skew.ranks for kind, seconds in total.items()}
+    return (timeline.end_ps - start) / 1e12 * share, kinds
 
 
 def _beliefs(context: Context, composition: Composition) -> Iterator[Finding]:
@@ -125,9 +164,9 @@ def repeated(graph: OperatorGraph, count: int) -> OperatorGraph:
     return OperatorGraph(graph.operators * count, tuple(sorted((*inner, *joins))), streams)
 
 
-def _end_of_copy(timeline: Timeline, tasks: int) -> int:
-    """End of the first half of the tasks: of the first copy of a repeated graph."""
-    return int(timeline.t_end[:tasks].max(initial=0))
+def _end_of_copies(timeline: Timeline, done: int, copies: int) -> int:
+    """End of the first `done` of `copies` copies of a graph."""
+    return int(timeline.t_end[: timeline.program.num_tasks // copies * done].max(initial=0))
 
 
 def _demands(program: Program) -> tuple[dict[str, float], dict[str, float]]:

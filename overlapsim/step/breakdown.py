@@ -8,11 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapsim.engine.timeline import Timeline
+from overlapsim.schedule.program import FLOW
 from overlapsim.step.categories import COMM_KINDS, COMPUTE_KINDS, KINDS, kinds_of
 
 Int = npt.NDArray[np.int64]
-# Which kind an instant counts as when several run: computation before communication, each in the order of `KINDS`.
-_RANK: Final = {kind: number for number, kind in enumerate((*COMPUTE_KINDS, *COMM_KINDS))}
+# Which kind an instant counts as when several run: computation before communication, each in the order of `KINDS`,
+# before a collective that waits for an absent peer.
+_RANK: Final = (*COMPUTE_KINDS, *COMM_KINDS, "bubble")
 
 
 def spans(timeline: Timeline, start_ps: int, end_ps: int, tasks: Int | None = None) -> dict[str, float]:
@@ -27,15 +29,18 @@ def spans(timeline: Timeline, start_ps: int, end_ps: int, tasks: Int | None = No
     Returns
     -------
     dict of str to float
-        By name of `categories.KINDS`; what is neither computed nor moved is ``host``.
+        By name of `categories.KINDS`; a collective that only waits for its peers is ``bubble``, and what is neither
+        computed nor moved nor waited for so is ``host``.
     """
     program = timeline.program
     kinds = kinds_of(program)
     chosen = np.arange(program.num_tasks) if tasks is None else tasks
     chosen = chosen[kinds[chosen] >= 0]
-    begin = np.clip(timeline.t_start[chosen], start_ps, end_ps)
-    end = np.clip(timeline.t_end[chosen], start_ps, end_ps)
-    return cover(kinds[chosen], begin, end, start_ps, end_ps)
+    waiting = chosen[(program.kind[chosen] == FLOW) & (program.group[chosen] >= 0)]
+    all_kinds = np.concatenate((kinds[chosen], np.full(len(waiting), KINDS.index("bubble"), np.int64)))
+    begin = np.concatenate((timeline.t_start[chosen], timeline.t_resident[waiting]))
+    end = np.concatenate((timeline.t_end[chosen], timeline.t_start[waiting]))
+    return cover(all_kinds, np.clip(begin, start_ps, end_ps), np.clip(end, start_ps, end_ps), start_ps, end_ps)
 
 
 def cover(kinds: Int, begin: Int, end: Int, start_ps: int, end_ps: int) -> dict[str, float]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 
-from overlapsim.cost.launch import launch_stack
+from overlapsim.cost.launch import LaunchStack, launch_stack
 from overlapsim.cost.prices import PriceBook
 from overlapsim.errors import LayoutError, StrategyError
 from overlapsim.schedule.pipeline import PipelineSchedule
@@ -49,6 +49,13 @@ def _signature(inputs: StepInputs, prices: PriceBook) -> tuple[object, ...]:
     return ("pieces", id(inputs.model), inner, job.micro_batch, job.seq_len, places, shifts, rest)
 
 
+def _stack(inputs: StepInputs, prices: PriceBook) -> LaunchStack:
+    """How kernels are launched, at the end of its spread that the prices are at."""
+    stack, end = launch_stack(inputs.stack, inputs.cluster.device), prices.ends.get("launch")
+    factor = prices.factors.get("launch", 1.0) * (getattr(stack.spread, end) if end else 1.0)
+    return replace(stack, host_s=stack.host_s * factor)
+
+
 class StagePieces:
     """What each stage of a schedule costs, by pass.
 
@@ -76,7 +83,7 @@ class StagePieces:
             )
         begins = [sum(counts[:stage]) for stage in range(len(counts) + 1)]
         self.layers = [inputs.model.layers[begins[s] : begins[s + 1]] for s in range(len(counts))]
-        self._launch_s = launch_stack(inputs.stack, inputs.cluster.device).host_s
+        self._stack = _stack(inputs, prices)
         self._setting = inputs.composition.setting
         if inputs.composition.strategies:
             self._check_pairs()
@@ -180,7 +187,8 @@ class StagePieces:
         return simulate_piece(
             Context(graph, self.prices),
             replace(chosen, pairs=pairs, setting=self._setting),
-            launch_s=self._launch_s,
+            launch_s=self._stack.host_s,
+            hosts=self._stack.spread,
             contention=self.inputs.contention,
             follows=follows,
         )
