@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from overlapsim.cost.gemm import GemmCost
 from overlapsim.errors import StrategyError
@@ -12,7 +12,6 @@ from overlapsim.strategy.base import Pair
 from overlapsim.strategy.shards import shard_rows
 
 Form = Literal["unidirectional", "bidirectional", "aggregate"]
-FORMS: Final[tuple[Form, ...]] = ("unidirectional", "bidirectional", "aggregate")
 
 
 @dataclass(frozen=True)
