@@ -149,6 +149,11 @@ def step_prices(inputs: StepInputs, models: dict[object, object] | None = None) 
     return prices
 
 
+def step_seconds(inputs: StepInputs, prices: PriceBook) -> float:
+    """Time of a step at given prices: a what-if, without ranges and breakdown."""
+    return _run(inputs, prices, step_schedule(inputs))[1].duration_s
+
+
 def step_memory(inputs: StepInputs, schedule: PipelineSchedule) -> tuple[Memory, ...]:
     """Peak memory of a GPU of each pipeline device."""
     imbalance = inputs.perturbation.imbalance

@@ -255,14 +255,14 @@ def test_dtype_without_a_rate_is_refused():
 
 
 @pytest.mark.parametrize("device", [A100, load_device("h100-sxm5-80gb")], ids=["profile", "fit"])
-def test_odd_vocabularies_take_about_twice_as_long(device):
+def test_odd_vocabularies_take_about_three_times_as_long(device):
     odd, even = (gemm_cost(GemmOp(8192, n, 4096), device) for n in (50257, 50264))
-    assert 1.7 < odd.duration_s / even.duration_s < 2.2
+    assert 2.4 < odd.duration_s / even.duration_s < 3.2
     assert even.in_range is odd.in_range or not odd.in_range
     assert not odd.in_range
     # 16 bytes are 8 elements of bf16 and 16 of fp8.
     fp8 = [gemm_cost(GemmOp(8192, n, 4096, "fp8"), H100).duration_s for n in (50264, 50272)]
-    assert fp8[0] > 1.7 * fp8[1]
+    assert fp8[0] > 2.4 * fp8[1]
 
 
 def test_consumer_parts_take_the_rate_of_their_accumulate_type():
