@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 import numpy as np
-
-from overlapsim.report.files import write_text
-from overlapsim.units import format_time
 from overlapsim.validate.budget import Budget
 from overlapsim.validate.measure import NOISE_BOUND, Sampler, Sampling, Timing
 from overlapsim.validate.numerics import Problem
 from overlapsim.validate.plans import RunSpec
 from overlapsim.validate.runners.catalogue import make_runner
+
+from overlapsim.report.files import write_text
+from overlapsim.units import format_time
 
 if TYPE_CHECKING:
     from overlapsim.validate.ranks import Ranks
@@ -110,7 +110,13 @@ def serial_of(spec: RunSpec) -> RunSpec:
 
 
 def run_cases(
-    ranks: Ranks, cases: Sequence[Case], *, time_budget: float, repeats: int, rounds: int = ROUNDS, seed: int = 0
+    ranks: Ranks,
+    cases: Sequence[Case],
+    *,
+    time_budget: float,
+    sampling: Sampling,
+    rounds: int = ROUNDS,
+    seed: int = 0,
 ) -> list[Result]:
     """Check the numbers of every case, then time them in turns.
 
@@ -120,7 +126,7 @@ def run_cases(
     Parameters
     ----------
     cases : in order; those of one shape together
-    repeats : timed calls of each round
+    sampling : of each round
     rounds : turns
     seed : of the data
 
@@ -131,7 +137,7 @@ def run_cases(
     """
     budget = Budget(time_budget)
     budget.announce(f"{len(cases)} cases in {rounds} rounds on {ranks.size} ranks ({ranks.backend})", ranks.is_first)
-    sampler = Sampler(ranks, Sampling(repeats=repeats))
+    sampler = Sampler(ranks, sampling)
     results = []
     shapes = dict.fromkeys(case.name for case in cases)
     for number, name in enumerate(shapes):
@@ -206,6 +212,7 @@ def write_cases(results: Sequence[Result], path: Path, ranks: Ranks) -> None:
     content = {
         "overlapsim_cases": VERSION,
         "header": msgspec.to_builtins(header_of(ranks)),
+        "nodes": ranks.num_nodes,
         "cases": [result.to_dict() for result in results],
     }
     write_text(path, json.dumps(content, indent=2) + "\n")

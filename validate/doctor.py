@@ -8,10 +8,11 @@ import platform
 import time
 from typing import Any, Final
 
-from overlapsim import __version__
-from overlapsim.units import format_bytes
 from overlapsim.validate.idle import BUSY_SHARE, CpuTime, others_share
 from overlapsim.validate.output import cpu_name
+
+from overlapsim import __version__
+from overlapsim.units import format_bytes
 
 INSTALL: Final = "install it with `pip install 'overlapsim[validate]'`"
 LEAST_CAPABILITY: Final = (8, 0)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Final
 
 import click
+from overlapsim.validate.ranks import RankError
 
 from overlapsim.errors import UsageError
-from overlapsim.validate.ranks import RankError
 
 # torchrun's log lines, its summary of failed children with the traceback above it, and c10d's C++ frames.
 _NOISE: Final = re.compile(r"^\[?[WEI]\d{4} |^W\d{4} ")

@@ -25,8 +25,8 @@ BATCH_S: Final = 0.25
 LEAST_SAMPLE_S: Final = 0.5e-3
 """Shorter calls on CPUs are timed several at once: a common start is good to some ten microseconds."""
 PATIENCE: Final = 4.0
-"""A disturbed CPU measurement may take this many times as long as an undisturbed one, and at least `PATIENCE_S`."""
 PATIENCE_S: Final = 3.0
+"""A disturbed CPU measurement may take `PATIENCE` times as long as an undisturbed one, and at least `PATIENCE_S`."""
 PAUSE_S: Final = 0.2
 START_MARGIN_S: Final = 0.6e-3
 FLUSH_FACTOR: Final = 2
@@ -75,7 +75,8 @@ class Sampling:
     warmup_s : least time of calls before the first sample
     flush : overwrite the GPU's L2 before each sample; models price operands that come from memory
     graph : capture the work into a CUDA graph and time its replay, so that no launch is in the time
-    patience : how many times as long a CPU measurement may take, waiting for others to leave the CPUs alone
+    patience, patience_s : how many times as long, and at least how long, a CPU measurement may take, waiting for others
+        to leave the CPUs alone
     """
 
     repeats: int = REPEATS
@@ -83,6 +84,7 @@ class Sampling:
     flush: bool = True
     graph: bool = True
     patience: float = PATIENCE
+    patience_s: float = PATIENCE_S
 
 
 class Sampler:
@@ -125,7 +127,7 @@ class Sampler:
         each_s = self._warm_up(run)
         inner = max(1, round(LEAST_SAMPLE_S / each_s))
         size = max(1, min(count, round(BATCH_S / (inner * each_s))))
-        deadline = time.monotonic() + max(PATIENCE_S, self.sampling.patience * count * inner * each_s)
+        deadline = time.monotonic() + max(self.sampling.patience_s, self.sampling.patience * count * inner * each_s)
         quiet, disturbed = list[float](), list[tuple[float, list[float]]]()
         while len(quiet) < count:
             share, seconds = self._batch(run, inner, size)
@@ -178,12 +180,11 @@ class Sampler:
     # GPU
 
     def _on_gpu(self, run: Callable[[], None], what: str, count: int) -> Timing:
-        import torch
 
         self._warm_up(run)
         call = self._captured(run) if self.sampling.graph else run
         scratch = self._flush_buffer()
-        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
+        events = [(_event(), _event()) for _ in range(count)]
         clocks = []
         for begin, end in events:
             if scratch is not None:
@@ -222,9 +223,7 @@ class Sampler:
         """Wait for the GPU, but no longer than for a rank: a collective whose peer is gone never ends."""
         if self.ranks.device.type != "cuda":
             return
-        import torch
-
-        done = torch.cuda.Event()
+        done = _event()
         done.record()
         deadline = time.monotonic() + self.ranks.timeout_s
         while not done.query():
@@ -233,9 +232,7 @@ class Sampler:
             time.sleep(1e-4)
 
 
-def summary(
-    seconds: list[float], *, others: float = 0.0, clock_hz: float = 0.0, throttled: bool = False
-) -> Timing:
+def summary(seconds: list[float], *, others: float = 0.0, clock_hz: float = 0.0, throttled: bool = False) -> Timing:
     """Median and percentiles of samples.
 
     Examples
@@ -253,7 +250,7 @@ def gpu_clock(index: int) -> tuple[float, bool]:
 
     try:
         clock = 1e6 * torch.cuda.clock_rate(index)
-        import pynvml
+        import pynvml  # type: ignore[import-not-found]
 
         pynvml.nvmlInit()
         reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(pynvml.nvmlDeviceGetHandleByIndex(index))
@@ -262,6 +259,12 @@ def gpu_clock(index: int) -> tuple[float, bool]:
         return 0.0, False
     held = pynvml.nvmlClocksThrottleReasonHwSlowdown | pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
     return clock, bool(reasons & held)
+
+
+def _event() -> Any:
+    import torch
+
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _ticks_per_s() -> float:

@@ -9,10 +9,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from overlapsim.validate.measure import Timing
+
 from overlapsim.calibration.records import Header, Record, RecordSet, dump_records, read_records
 from overlapsim.errors import UsageError
 from overlapsim.report.files import check_writable, write_text
-from overlapsim.validate.measure import Timing
 
 if TYPE_CHECKING:
     from overlapsim.validate.ranks import Ranks
@@ -103,7 +104,8 @@ def header_of(ranks: Ranks) -> Header:
         import torch.cuda.nccl
 
         device = torch.cuda.get_device_name(ranks.device)
-        libraries |= {"nccl": ".".join(map(str, torch.cuda.nccl.version())), "cuda": str(torch.version.cuda)}
+        nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        libraries |= {"nccl": ".".join(map(str, nccl)), "cuda": str(torch.version.cuda)}
         driver = _driver()
     else:
         device = f"CPU {cpu_name()}"

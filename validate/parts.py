@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from overlapsim.calibration.records import Record
-from overlapsim.units import dtype_bytes
 from overlapsim.validate.measure import NOISE_BOUND, Sampler, Timing, summary
 from overlapsim.validate.numerics import NumericsError
 from overlapsim.validate.plans import TORCH_TYPES
 from overlapsim.validate.runners.base import all_gather, all_reduce, all_to_all, matmul, reduce_scatter
 from overlapsim.validate.runners.lanes import HostLanes, lanes_of
 
+from overlapsim.calibration.records import Record
+from overlapsim.units import dtype_bytes
+
 if TYPE_CHECKING:
     import torch
-
     from overlapsim.validate.ranks import Ranks
 
 BESIDE_REPEATS: Final = 10
@@ -185,9 +185,7 @@ def _beside(
     return timing if covered else Timing(timing.median_s, 0.0, timing.p90_s * (1 + 4 * NOISE_BOUND), timing.repeats)
 
 
-def _gemm_on_cpu(
-    run: Callable[[], None], gemms: int, part: CollectivePart, collectives: int
-) -> tuple[float, bool]:
+def _gemm_on_cpu(run: Callable[[], None], gemms: int, part: CollectivePart, collectives: int) -> tuple[float, bool]:
     works = [work for _ in range(collectives) for work in part.start()]
     begin = time.perf_counter()
     for _ in range(gemms):
@@ -224,7 +222,7 @@ def _beside_on_gpu(
     import torch
 
     def event() -> torch.cuda.Event:
-        made = torch.cuda.Event(enable_timing=True)
+        made = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         made.record()
         return made
 

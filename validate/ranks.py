@@ -15,7 +15,7 @@ from overlapsim.errors import OverlapSimError, UsageError
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import ProcessGroup, Store
+    from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
 TIMEOUT_S: Final = 60.0
 """How long a rank is waited for, where nothing else is said."""
@@ -220,10 +220,15 @@ def start(backend: str | None = None, timeout_s: float = TIMEOUT_S) -> Iterator[
         torch.set_num_threads(1)
     limit = timedelta(seconds=timeout_s)
     try:
-        store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=limit))
+        store, _, _ = next(
+            dist.rendezvous(  # type: ignore[attr-defined]
+                "env://", rank, size, timeout=limit
+            )
+        )
     except (RuntimeError, ValueError) as error:
         raise RankError(f"rank {rank} cannot reach the first rank's store: {_first_line(error)}") from error
-    store = dist.PrefixStore(f"overlapsim/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"overlapsim/{attempt}", store)  # type: ignore[attr-defined]
     ranks = Ranks(rank, size, local_rank, local_size, num_nodes, chosen, device, timeout_s, store)
     before = signal.signal(signal.SIGTERM, ranks._stop)
     try:
@@ -272,7 +277,7 @@ def _backend(asked: str | None, local_size: int) -> str:
     enough = torch.cuda.is_available() and torch.cuda.device_count() >= local_size
     if asked == "nccl" and not (enough and dist.is_nccl_available()):
         raise UsageError(
-            f"NCCL needs a GPU for each of the {local_size} ranks of this node; torch sees {torch.cuda.device_count()}: "
+            f"NCCL needs a GPU for each of the {local_size} ranks of a node; torch sees {torch.cuda.device_count()}: "
             "start fewer ranks, or give --backend gloo"
         )
     return asked or ("nccl" if enough and dist.is_nccl_available() else "gloo")

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
-from overlapsim.strategy.shards import chunk_rows
+from overlapsim.validate.plans import RunSpec
+from overlapsim.validate.runners.catalogue import check_settings
 
 from overlapsim.cost.tiles import TileGrid
 from overlapsim.errors import UsageError
 from overlapsim.schedule.reorder import collective_map, map_settings
-from overlapsim.validate.plans import RunSpec
-from overlapsim.validate.runners.catalogue import check_settings
+from overlapsim.strategy.shards import chunk_rows
 
-STAGES = 3
-DEFAULT_BK = 64
+STAGES: Final = 3
+DEFAULT_BK: Final = 64
 
 
 def serial_spec(collective: str, ranks: int, m: int, n: int, k: int, dtype: str) -> RunSpec:
@@ -64,17 +65,21 @@ def wave_group_spec(base: RunSpec, tile: Sequence[int], groups: int | Sequence[i
     bm, bn, *rest = tile
     bk = rest[0] if rest else DEFAULT_BK
     grid = TileGrid(base.m, base.n, bm, bn)
-    if isinstance(groups, int):
-        count = min(groups, grid.num_tiles)
-        ends = np.arange(count + 1) * grid.num_tiles // count
-        groups = np.diff(ends).tolist()
-    reorder = collective_map(base.collective, grid, groups, ranks=base.ranks, swizzle=swizzle)
+    tiles = _equal(grid.num_tiles, groups) if isinstance(groups, int) else [int(count) for count in groups]
+    reorder = collective_map(base.collective, grid, tiles, ranks=base.ranks, swizzle=swizzle)
     settings = {
         **{"kernel": "signalled_gemm", "bm": bm, "bn": bn, "bk": bk, "stages": STAGES, "persistent": False},
-        **{"swizzle": swizzle, "group_tiles": list(groups), "sm_reserve": 0, "accumulate": base.accumulate},
+        **{"swizzle": swizzle, "group_tiles": tiles, "sm_reserve": 0, "accumulate": base.accumulate},
         **map_settings(reorder),
     }
-    parameters = {"tile": [bm, bn, bk], "swizzle": swizzle, "sms": "steal", "group_tiles": list(groups)}
+    parameters = {"tile": [bm, bn, bk], "swizzle": swizzle, "sms": "steal", "group_tiles": tiles}
     spec = replace(base, strategy="wave_group", parameters=parameters, settings=settings, reorder=reorder)
     check_settings(spec)
     return spec
+
+
+def _equal(num_tiles: int, groups: int) -> list[int]:
+    """Tiles of groups as equal as they can be."""
+    count = min(groups, num_tiles)
+    sizes: list[int] = np.diff(np.arange(count + 1) * num_tiles // count).tolist()
+    return sizes

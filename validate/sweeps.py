@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+from overlapsim.validate.budget import Budget
+from overlapsim.validate.measure import Sampler
+from overlapsim.validate.output import RecordFile, timed
+from overlapsim.validate.parts import CollectivePart, GemmPart, collective_beside, gemm_beside
 
 from overlapsim.calibration.fit_gemm import anchors
 from overlapsim.calibration.gemm_shapes import rows_of
 from overlapsim.calibration.records import Record
 from overlapsim.units import dtype_bytes, format_bytes, format_time
-from overlapsim.validate.budget import Budget
-from overlapsim.validate.measure import Sampler
-from overlapsim.validate.output import RecordFile, timed
-from overlapsim.validate.parts import CollectivePart, GemmPart, collective_beside, gemm_beside
 
 Shape = tuple[int, int, int]
 

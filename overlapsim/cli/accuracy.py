@@ -19,6 +19,7 @@ SUITES: Final = {
     "gemm": "overlapsim.accuracy.gemm",
     "operators": "overlapsim.accuracy.operators",
     "strategies": "overlapsim.accuracy.strategies",
+    "loop": "overlapsim.accuracy.loop",
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-
 from overlapsim.validate.cli.options import collectives, on_ranks, records_path, run_options
 from overlapsim.validate.cli.options import shapes as parse_shapes
 

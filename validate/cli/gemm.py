@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-
 from overlapsim.validate.cli.options import on_ranks, records_path, run_options
 from overlapsim.validate.cli.options import shapes as parse_shapes
 
 
 @click.command("gemm")
-@click.option("--shape", default="256:8192x1024,4096x1024,4096", show_default=True, help="MxNxK, each a list or FROM:TO.")
+@click.option(
+    "--shape", default="256:8192x1024,4096x1024,4096", show_default=True, help="MxNxK, each a list or FROM:TO."
+)
 @click.option("--dtype", default="bf16", show_default=True, help="fp32, tf32, fp16 or bf16.")
 @run_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder or .csv of records; kept ones stay.")

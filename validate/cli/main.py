@@ -15,11 +15,17 @@ COMMANDS: Final = {
     "doctor": ("overlapsim.validate.cli.doctor", "Say what can run here, and what is missing."),
     "gemm": ("overlapsim.validate.cli.gemm", "Time GEMMs alone: the vendor's, and the signalled kernel."),
     "collective": ("overlapsim.validate.cli.collective", "Time collectives alone over a range of sizes."),
-    "contention": ("overlapsim.validate.cli.contention", "Time GEMMs beside collectives, and collectives beside GEMMs."),
+    "contention": (
+        "overlapsim.validate.cli.contention",
+        "Time GEMMs beside collectives, and collectives beside GEMMs.",
+    ),
     "overlap": ("overlapsim.validate.cli.overlap", "Run one shape serially and overlapped, and compare."),
     "plan": ("overlapsim.validate.cli.plan", "Check or run a plan file of `overlapsim operator`."),
     "loop": ("overlapsim.validate.cli.loop", "Measure, calibrate, predict, run and compare, in one go."),
-    "compile-matrix": ("overlapsim.validate.compile_matrix", "Compile the kernels for five architectures, without GPU."),
+    "compile-matrix": (
+        "overlapsim.validate.compile_matrix",
+        "Compile the kernels for five architectures, without GPU.",
+    ),
 }
 
 

@@ -20,10 +20,16 @@ if TYPE_CHECKING:
 
 _RUN: Final = (
     click.option("--ranks", type=int, help="Start so many ranks on this machine (without torchrun)."),
-    click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="Library of the collectives (default: by GPU)."),
+    click.option(
+        "--backend", type=click.Choice(["nccl", "gloo"]), help="Library of the collectives (default: by GPU)."
+    ),
     click.option("--time-budget", type=float, default=120.0, show_default=True, help="Seconds after which to stop."),
     click.option(
-        "--timeout", type=float, default=60.0, show_default=True, help="Seconds a rank is waited for before it is named."
+        "--timeout",
+        type=float,
+        default=60.0,
+        show_default=True,
+        help="Seconds a rank is waited for before it is named.",
     ),
     click.option("--repeats", type=int, default=20, show_default=True, help="Timed calls behind a median."),
 )

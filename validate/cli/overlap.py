@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from overlapsim.validate.cli.options import KINDS, on_ranks, run_options
+from overlapsim.validate.cli.options import shapes as parse_shapes
 
 from overlapsim.cli.options import tile as parse_tile
 from overlapsim.cli.output import print_json
 from overlapsim.errors import UsageError
-from overlapsim.validate.cli.options import KINDS, on_ranks, run_options
-from overlapsim.validate.cli.options import shapes as parse_shapes
 
 
 @click.command("overlap")
@@ -19,7 +19,9 @@ from overlapsim.validate.cli.options import shapes as parse_shapes
 @click.option("--collective", type=click.Choice(KINDS), default="all_reduce", show_default=True)
 @click.option("--chunks", type=int, multiple=True, help="Pieces of chunked execution (repeatable; default 2 and 4).")
 @click.option("--tile", default="128x128x64", show_default=True, help="BMxBNxBK of the wave-group kernel.")
-@click.option("--groups", type=int, multiple=True, help="Equal groups of wave-group runs (repeatable; default 2 and 4).")
+@click.option(
+    "--groups", type=int, multiple=True, help="Equal groups of wave-group runs (repeatable; default 2 and 4)."
+)
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the cases that were run (.json).")
@@ -51,6 +53,7 @@ def command(
         if joined is None:
             return
         from overlapsim.validate.cases import Case, cases_table, run_cases, write_cases
+        from overlapsim.validate.measure import Sampling
         from overlapsim.validate.shapes import chunked_spec, serial_spec, wave_group_spec
 
         base = serial_spec(collective, joined.size, m, n, k, dtype)
@@ -58,7 +61,9 @@ def command(
         specs = [base, *(chunked_spec(base, count) for count in chunks or (2, 4) if count <= m)]
         if collective != "all_gather":
             specs += [wave_group_spec(base, kernel_tile, count) for count in groups or (2, 4)]
-        results = run_cases(joined, [Case(name, spec) for spec in specs], time_budget=time_budget, repeats=repeats)
+        results = run_cases(
+            joined, [Case(name, spec) for spec in specs], time_budget=time_budget, sampling=Sampling(repeats=repeats)
+        )
         if not joined.is_first:
             return
         if output is not None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from overlapsim.validate.cli.options import on_ranks, run_options
 
 from overlapsim.cli.output import compile_note, print_json
-from overlapsim.errors import PlanError
 from overlapsim.units import format_time
-from overlapsim.validate.cli.options import on_ranks, run_options
 
 
 @click.command("plan")
@@ -63,18 +62,16 @@ def command(
     with on_ranks(ranks, backend, timeout) as joined:
         if joined is None:
             return
-        from overlapsim.validate.cases import cases_table, run_cases, serial_of, write_cases
-        from overlapsim.validate.cases import Case
+        from overlapsim.validate.cases import Case, cases_table, run_cases, serial_of, write_cases
+        from overlapsim.validate.measure import Sampling
 
         with compile_note():
             spec = read_spec(plan, ranks=joined.size, cluster=cluster)
-        if spec.ranks != joined.size:
-            raise PlanError(f"the plan is for {spec.ranks} ranks; {joined.size} are here")
         name = plan.stem
         cases = [Case(name, serial_of(spec), spec.serial_s)]
         if spec.strategy != "serial":
             cases.append(Case(name, spec, spec.predicted_s))
-        results = run_cases(joined, cases, time_budget=time_budget, repeats=repeats)
+        results = run_cases(joined, cases, time_budget=time_budget, sampling=Sampling(repeats=repeats))
         if not joined.is_first:
             return
         if output is not None:

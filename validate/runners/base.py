@@ -37,7 +37,7 @@ class Runner(ABC):
     def output(self) -> tuple[torch.Tensor, Placed]:
         """Result of the last run in plain rows, and which rows of C they are."""
 
-    def settle(self) -> None:
+    def settle(self) -> None:  # noqa: B027
         """Look at what a run left behind on the device, such as groups that were never signalled.
 
         Raises

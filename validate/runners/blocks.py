@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -194,15 +195,13 @@ def blocks_of(problem: Problem, chunk_rows: Sequence[int]) -> list[Block]:
     if spec.gathers:
         each = -(-spec.m // spec.ranks)
         inside = ends * each // spec.m
-        return [
-            GatheredBlock(problem, int(a), int(b - a)) for a, b in zip(inside[:-1], inside[1:], strict=True)
-        ]
+        return [GatheredBlock(problem, int(a), int(b - a)) for a, b in itertools.pairwise(inside)]
     if spec.collective == "all_to_all":
         rows = np.array([spec.rows_of(rank) for rank in range(spec.ranks)], dtype=np.int64)
         scaled = ends[:, None] * rows // spec.m
         return [
             ExchangedBlock(problem, int(a[problem.rank]), int((b - a)[problem.rank]), a, b - a)
-            for a, b in zip(scaled[:-1], scaled[1:], strict=True)
+            for a, b in itertools.pairwise(scaled)
         ]
     kinds: dict[str, type[ReducedBlock | ScatteredBlock]] = {
         "all_reduce": ReducedBlock,
@@ -211,4 +210,4 @@ def blocks_of(problem: Problem, chunk_rows: Sequence[int]) -> list[Block]:
     if spec.collective not in kinds:
         raise PlanError(f"no runner for a GEMM with {spec.collective}; expected {', '.join(kinds)}, all_to_all ...")
     make = kinds[spec.collective]
-    return [make(problem, int(a), int(b - a)) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return [make(problem, int(a), int(b - a)) for a, b in itertools.pairwise(ends)]

@@ -74,7 +74,7 @@ def _check_rows(key: str) -> Callable[[RunSpec], None]:
         whole = isinstance(rows, list | tuple) and all(type(count) is int and count > 0 for count in rows)
         if not whole or not rows or sum(rows) != spec.m:
             raise PlanError(
-                f"{key} in the plan's settings is {str(rows):.80}; expected positive counts that add up to the {spec.m} "
+                f"{key} in the plan's settings is {rows!s:.80}; expected positive counts that add up to the {spec.m} "
                 "rows: plan again"
             )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from overlapsim.validate.numerics import Placed, Problem
@@ -11,9 +12,9 @@ from overlapsim.validate.runners.base import Runner, exchange
 if TYPE_CHECKING:
     import torch
 
-WAIT_S = 10.0
+WAIT_S: Final = 10.0
 """After which a tile gives up waiting, and the shard that did not arrive is named."""
-COMM_SMS = 16
+COMM_SMS: Final = 16
 """SMs that the kernel leaves to the library's transfers: all NVSwitch channels of current NCCL defaults fit in."""
 
 
@@ -95,7 +96,7 @@ class ArrivalRunner(Runner):
         shard = self.spec.m // self.spec.ranks
         return self._a[self.problem.rank * shard : (self.problem.rank + 1) * shard]
 
-    def _move(self, step: int, inner: int) -> object:
+    def _move(self, step: int, inner: int) -> Sequence[Any]:
         ranks, rank = self.spec.ranks, self.problem.rank
         to, source = (rank - step) % ranks, (rank + step) % ranks
         first = source * self._per_rank + inner

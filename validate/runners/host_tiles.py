@@ -42,7 +42,7 @@ class HostTiles:
         self._group = np.repeat(np.arange(len(layout.group_tiles)), layout.group_tiles).tolist()
         scratch = packed.new_empty(layout.bm * layout.bn)
         # Views of operands and destinations are made once: a run then only multiplies and copies.
-        self._tiles = []
+        self._tiles: list[_Tile] = []
         for tile in layout.slot_tile.tolist():
             i, j = divmod(tile, -(-layout.n // layout.bn))
             first, left = i * layout.bm, j * layout.bn
@@ -94,6 +94,12 @@ class HostTiles:
         ]
         if hung:
             raise DeadlockError(f"{'; '.join(hung)}: its collective would wait for ever; the group table is wrong")
+
+
+if TYPE_CHECKING:
+    _Tile = tuple[
+        torch.Tensor, torch.Tensor, torch.Tensor, list[tuple[torch.Tensor, slice | torch.Tensor, torch.Tensor]]
+    ]
 
 
 @dataclass(frozen=True)

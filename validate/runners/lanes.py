@@ -43,7 +43,7 @@ class Lanes(ABC):
         """What is launched inside runs on the communication lane."""
         yield
 
-    def spread(self, streams: int) -> None:
+    def spread(self, streams: int) -> None:  # noqa: B027
         """Let further computing lanes go on from where computation is now."""
 
     @contextmanager
@@ -51,7 +51,7 @@ class Lanes(ABC):
         """What is launched, forked from or waited for inside belongs to a computing lane; 0 is the caller's."""
         yield
 
-    def collect(self, streams: int) -> None:
+    def collect(self, streams: int) -> None:  # noqa: B027
         """Let the caller's lane wait for the further ones."""
 
 
@@ -91,7 +91,7 @@ class CudaLanes(Lanes):
         import torch
 
         # The lowest number is the highest priority; CUDA clips what a device does not have.
-        self._comm = torch.cuda.Stream(device=device, priority=-5)
+        self._comm = torch.cuda.Stream(device=device, priority=-5)  # type: ignore[no-untyped-call]
         self._device = device
         self._further: list[torch.cuda.Stream] = []
 
@@ -109,7 +109,7 @@ class CudaLanes(Lanes):
             for work in collectives():
                 # Only the stream waits here, not the host.
                 work.wait()
-            done = torch.cuda.Event()
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
         return done
 
@@ -138,7 +138,7 @@ class CudaLanes(Lanes):
         import torch
 
         while len(self._further) < streams - 1:
-            self._further.append(torch.cuda.Stream(device=self._device))
+            self._further.append(torch.cuda.Stream(device=self._device))  # type: ignore[no-untyped-call]
         for stream in self._further[: streams - 1]:
             stream.wait_stream(torch.cuda.current_stream())
 

@@ -57,13 +57,13 @@ def gather_steps(rank: int, ranks: int, form: str) -> tuple[RingStep, ...]:
     steps = [RingStep((rank,))]
     both = form == "bidirectional"
     for step in range(1, (ranks // 2 if both else ranks - 1) + 1):
-        received = [(before, (rank - step) % ranks)]
-        sent = [(after, (rank - step + 1) % ranks)]
+        arriving = [(before, (rank - step) % ranks)]
+        leaving = [(after, (rank - step + 1) % ranks)]
         # With an even number of ranks the farthest shard is one, and comes from one side.
         if both and 2 * step != ranks:
-            received.append((after, (rank + step) % ranks))
-            sent.append((before, (rank + step - 1) % ranks))
-        steps.append(RingStep(tuple(shard for _, shard in received), tuple(received), tuple(sent)))
+            arriving.append((after, (rank + step) % ranks))
+            leaving.append((before, (rank + step - 1) % ranks))
+        steps.append(RingStep(tuple(shard for _, shard in arriving), tuple(arriving), tuple(leaving)))
     return tuple(steps)
 
 

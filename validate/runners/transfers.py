@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,7 @@ from overlapsim.schedule.reorder import ReorderMap, SubtileMap, SubtokenMap, Til
 if TYPE_CHECKING:
     import torch
 
-Copy = Callable[[], None]
-RESTORED_ROWS = 256
+RESTORED_ROWS: Final = 256
 """Rows that are gathered at once when a whole output is put back in order for a check: bounds the index table."""
 
 
@@ -82,7 +81,9 @@ class GroupTransfers:
             placed, n, offset = Placed.summed(index), reorder.grid.n, reorder.offset
         column = np.arange(n)
         parts = [
-            self.received[torch.as_tensor(offset(index[i : i + RESTORED_ROWS, None], column), device=self.packed.device)]
+            self.received[
+                torch.as_tensor(offset(index[i : i + RESTORED_ROWS, None], column), device=self.packed.device)
+            ]
             for i in range(0, index.size, RESTORED_ROWS)
         ]
         return torch.cat(parts) if parts else self.received.new_empty(0, n), placed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from overlapsim.validate.numerics import Placed, Problem
 from overlapsim.validate.runners.base import Runner
@@ -14,7 +14,7 @@ from overlapsim.validate.runners.transfers import GroupTransfers
 if TYPE_CHECKING:
     import torch
 
-WAIT_S = 10.0
+WAIT_S: Final = 10.0
 """After which a waiting kernel gives up and says which group hung."""
 
 
