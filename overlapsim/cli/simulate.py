@@ -17,6 +17,7 @@ from overlapsim.errors import LayoutError, UsageError
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.hardware.nic_sharing import RINGS
 from overlapsim.hardware.profile import Cluster
+from overlapsim.plan import Finding
 from overlapsim.schedule.pipeline_kinds import SCHEDULES
 from overlapsim.schedule.pipeline_links import P2P_MODES
 from overlapsim.step.capacity import memory_shortfall
@@ -103,7 +104,8 @@ def command(**given: Any) -> None:
         raise LayoutError(f"{shortfall}; --ignore-memory simulates it all the same", exit_code=1)
     with compile_note():
         result = simulate_step(inputs)
-    result = replace(result, findings=(*findings, *result.findings))
+    exceeded = (Finding("memory_exceeded", shortfall),) if shortfall else ()
+    result = replace(result, findings=(*exceeded, *findings, *result.findings))
     if trace is not None:
         from overlapsim.report.trace import write_trace
 
