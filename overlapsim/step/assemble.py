@@ -66,6 +66,8 @@ def assemble(
     optimizers = step.add_optimizers(tasks, reductions)
     if not gathers:
         step.add_last_gathers(optimizers)
+    for pieces in step.pieces:
+        pieces.check_used()
     program = step.builder.freeze()
     device = np.asarray(program.pool_device, dtype=np.int64)[program.pool]
     named = zip(program.op, program.tag, device // schedule.num_devices * schedule.num_devices, strict=True)
@@ -97,6 +99,7 @@ class _Step:
         self.blocks: dict[str, Piece] = {}
         stations = dict.fromkeys(station for replica in pipelines for station in replica.stations)
         pieces = {station: StagePieces(inputs, station.prices(prices), schedule) for station in stations}
+        self.pieces = tuple(pieces.values())
         self.lines = [
             Line(inputs, schedule, replica, number, self.builder, pieces, self.blocks)
             for number, replica in enumerate(pipelines)

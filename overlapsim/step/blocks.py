@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from overlapsim.cost.base import Spread
 from overlapsim.engine import compiled
@@ -20,7 +21,7 @@ from overlapsim.step.skew import Skew, may_wait_for_host, rank_tasks, spread_ran
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.compose import Composition, compose, find_pieces
 from overlapsim.strategy.tasks import Site
-from overlapsim.workload.operators import CollectiveOp, OperatorGraph
+from overlapsim.workload.operators import STEP_PREFIXES, CollectiveOp, OperatorGraph
 
 PASSES: Final = 16
 """Copies of a block over which the hosts of its ranks drift apart. A step has more passes before a host waits for its
@@ -56,7 +57,7 @@ class Piece:
             tuple(dict.fromkeys((*self.findings, *other.findings))),
         )
 
-    def times(self, count: int) -> Piece:
+    def times(self, count: float) -> Piece:
         """The same block `count` times."""
         return Piece(
             self.duration_s * count,
@@ -118,6 +119,37 @@ def simulate_piece(
     )
 
 
+def simulate_turn(
+    context: Context, composition: Composition, *, launch_s: float = 0.0, contention: bool = True
+) -> tuple[Piece, Piece]:
+    """Run a forward with its backward behind it, and read what each costs: one ends where the other begins.
+
+    Strategies may move what the backward gathers under the forward; computation of pass ``fwd`` is the forward.
+
+    Parameters
+    ----------
+    context, composition, launch_s, contention : as in `simulate_piece`
+    """
+    builder = ProgramBuilder()
+    composed = compose(context, composition, Site(builder, context.prices, launch_s=launch_s))
+    program = builder.freeze()
+    timeline = compiled.run(program, contention=contention, record=False)
+    raise_if_deadlocked(timeline)
+    forward = [
+        task
+        for position, op in enumerate(composed.graph.operators)
+        if op.pass_ == "fwd" and not op.name.startswith(STEP_PREFIXES)
+        for task in composed.placement.exits[position]
+    ]
+    turn = int(timeline.t_end[forward].max(initial=0))
+    found = (*composed.findings, *_beliefs(context, composition))
+    pieces = []
+    for start, end in ((0, turn), (turn, timeline.end_ps)):
+        amounts, capacities = _demands(program, (timeline.t_end > start) & (timeline.t_end <= end))
+        pieces.append(Piece((end - start) / 1e12, spans(timeline, start, end), amounts, capacities, found))
+    return pieces[0], pieces[1]
+
+
 def _program(
     context: Context, composition: Composition, copies: int, launch_s: float
 ) -> tuple[Program, tuple[Finding, ...]]:
@@ -169,8 +201,10 @@ def _end_of_copies(timeline: Timeline, done: int, copies: int) -> int:
     return int(timeline.t_end[: timeline.program.num_tasks // copies * done].max(initial=0))
 
 
-def _demands(program: Program) -> tuple[dict[str, float], dict[str, float]]:
-    per_task = np.repeat(program.units, np.diff(program.demand_ptr)) * program.demand_amount
+def _demands(program: Program, tasks: npt.NDArray[np.bool_] | None = None) -> tuple[dict[str, float], dict[str, float]]:
+    """Amounts that tasks (all by default) ask for by resource, and capacities."""
+    units = program.units if tasks is None else program.units * tasks
+    per_task = np.repeat(units, np.diff(program.demand_ptr)) * program.demand_amount
     totals = np.bincount(program.demand_resource, per_task, minlength=len(program.resource_capacity))
     names = program.resource_name
     return (

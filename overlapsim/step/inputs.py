@@ -44,6 +44,8 @@ class StepInputs:
     precision : bytes of a parameter's state; None: mixed precision with fp32 gradients
     stack : how kernels are launched (`cost.launch`)
     dp_overlap, bucket_bytes : what of data parallelism is overlapped, and in which pieces
+    reshard : ZeRO 3 gathers parameters before each use and drops them after it, and scatters gradients, in each
+        micro-batch; False keeps them whole over the step, gathered once
     rings : whether the library's rings across nodes have mirror images (`hardware.nic_sharing`)
     rank_order : order in which degrees fill the ranks
     sustained_clock : clock of a long run over that of a short benchmark, in (0, 1]
@@ -72,6 +74,7 @@ class StepInputs:
     stack: str = "graph"
     dp_overlap: DpOverlap = "none"
     bucket_bytes: float = DEFAULT_BUCKET_BYTES
+    reshard: bool = True
     rings: Rings = "mirrored"
     rank_order: tuple[str, ...] = ORDER
     sustained_clock: float = 1.0
@@ -109,6 +112,11 @@ class StepInputs:
         if kind.splits_backward or kind.has_pairs:
             return self.p2p or "overlapped"
         return self.p2p or ("steady" if self.layout.vpp > 1 else "blocking")
+
+    @property
+    def sharded(self) -> bool:
+        """Whether layers gather their parameters before each use."""
+        return self.layout.zero == 3 and self.reshard
 
     @property
     def num_micro_batches(self) -> int:

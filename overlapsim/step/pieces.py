@@ -10,11 +10,14 @@ from overlapsim.cost.launch import LaunchStack, launch_stack
 from overlapsim.cost.prices import PriceBook
 from overlapsim.errors import LayoutError, StrategyError
 from overlapsim.schedule.pipeline import PipelineSchedule
-from overlapsim.step.blocks import Piece, simulate_piece
+from overlapsim.step.blocks import Piece, simulate_piece, simulate_turn
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.pairs import paired
+from overlapsim.step.sharded import Entry
+from overlapsim.step.sharded_pieces import ShardedPieces
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.compatibility import Setting
+from overlapsim.strategy.compose import Composition
 from overlapsim.workload.build import GraphBuilder, Which
 from overlapsim.workload.model import Layer
 from overlapsim.workload.operators import GemmOp, OperatorGraph
@@ -39,8 +42,19 @@ def _setting(inputs: StepInputs, schedule: PipelineSchedule) -> Setting:
 def _signature(inputs: StepInputs, prices: PriceBook) -> tuple[object, ...]:
     """All that a layer's block depends on, of a step without strategies."""
     layout, job = inputs.layout, inputs.job
-    inner = (layout.tp, layout.sp, layout.cp, layout.cp_kind, layout.ep, layout.etp, layout.sequence_parallel)
+    inner: tuple[object, ...] = (
+        layout.tp,
+        layout.sp,
+        layout.cp,
+        layout.cp_kind,
+        layout.ep,
+        layout.etp,
+        layout.sequence_parallel,
+    )
     places = tuple(prices.groups.get(kind) for kind in ("tp", "sp", "cp", "ep", "etp", "etp_ep", "world"))
+    if inputs.sharded:
+        inner += (layout.zero, layout.hsdp, layout.dp, str(inputs.precision))
+        places += tuple(prices.groups.get(kind) for kind in ("shard", "expert_shard"))
     shifts = (tuple(sorted(prices.ends.items())), tuple(sorted(prices.factors.items())))
     # Settings that change nothing within a layer; whatever is added to a step counts until it is listed here.
     outside = {"model", "cluster", "layout", "job", "schedule", "p2p", "scatter_gather", "precision", "dp_overlap"}
@@ -88,9 +102,15 @@ class StagePieces:
         if inputs.composition.strategies:
             self._check_pairs()
             self._setting = _setting(inputs, schedule)
+        self._used: set[str] = set()
+        self._refusals: dict[str, tuple[str, ...]] = {}
         # Layouts that differ in what no layer sees (stages, replicas) share their layers' blocks through the book.
         plain = not inputs.composition.strategies
         self._cache: dict[object, Piece] = prices.models.setdefault(_signature(inputs, prices), {}) if plain else {}
+
+    @cached_property
+    def _sharded(self) -> ShardedPieces:
+        return ShardedPieces(self.inputs, self.builder, self._simulate, self._simulate_turn)
 
     @cached_property
     def builder(self) -> GraphBuilder:
@@ -128,7 +148,19 @@ class StagePieces:
         spared = len(self.layers[stage])
         if i.recompute.granularity == "full" and i.recompute.method == "block":
             spared = i.recompute.num_layers
+        if i.sharded:
+            return self._sharded_stage(stage, which, spared)
         return self._layers(self.layers[stage], which, spared) + self._ends(stage, which)
+
+    def _sharded_stage(self, stage: int, which: Which, num_rebuilt: int) -> Piece:
+        first, last, extra = self._is_first(stage), self._is_last(stage), self.inputs.model.num_mtp_layers
+        layers = [(layer, number < num_rebuilt) for number, layer in enumerate(self.layers[stage])]
+        if last:
+            layers += [(self.inputs.model.layers[-1], True)] * extra
+        total = self._sharded.stage(layers, which, first=first, last=last)
+        if last and extra:
+            total += self.graph(f"head {which}", self.builder.head(which)).times(extra)
+        return total
 
     def _layers(self, layers: Sequence[Layer], which: Which, num_rebuilt: int) -> Piece:
         """Layers of a chunk, of which the first `num_rebuilt` are recomputed where recompute is on."""
@@ -150,10 +182,15 @@ class StagePieces:
         key = ("pair", first, second)
         if key not in self._cache:
             graph = paired(
-                self.builder.layer(first, "forward"), self.builder.layer(second, "backward"), self.prices.operator_s
+                self._one_layer(first, "forward"), self._one_layer(second, "backward"), self.prices.operator_s
             )
             self._cache[key] = self._simulate(graph)
         return self._cache[key]
+
+    def _one_layer(self, layer: Layer, which: Which) -> OperatorGraph:
+        if self.inputs.sharded:
+            return self._sharded.graph([Entry("layer", which, layer)])
+        return self.builder.layer(layer, which)
 
     def _ends(self, stage: int, which: Which) -> Piece:
         """Embedding of the first stage, logits and loss of the last, and its layers of multi-token prediction."""
@@ -181,17 +218,50 @@ class StagePieces:
                 )
 
     def _simulate(self, graph: OperatorGraph, *, follows: bool = True) -> Piece:
-        chosen = self.inputs.composition
-        gemms = {(op.name, op.pass_) for op in graph.operators if isinstance(op, GemmOp)}
-        pairs = {where: what for where, what in chosen.pairs.items() if where in gemms}
         return simulate_piece(
             Context(graph, self.prices),
-            replace(chosen, pairs=pairs, setting=self._setting),
+            self._composition(graph),
             launch_s=self._stack.host_s,
             hosts=self._stack.spread,
             contention=self.inputs.contention,
             follows=follows,
         )
+
+    def _simulate_turn(self, graph: OperatorGraph) -> tuple[Piece, Piece]:
+        return simulate_turn(
+            Context(graph, self.prices),
+            self._composition(graph),
+            launch_s=self._stack.host_s,
+            contention=self.inputs.contention,
+        )
+
+    def _composition(self, graph: OperatorGraph) -> Composition:
+        """What of the step's composition is for the operators of one graph."""
+        chosen, context = self.inputs.composition, Context(graph, self.prices)
+        gemms = {(op.name, op.pass_) for op in graph.operators if isinstance(op, GemmOp)}
+        pairs = {where: what for where, what in chosen.pairs.items() if where in gemms}
+        arranging = []
+        for entry in chosen.arranging:
+            answer = entry.strategy.applies_to(context)
+            if answer.applies:
+                arranging.append(entry)
+                self._used.add(entry.strategy.name)
+            self._refusals.setdefault(entry.strategy.name, answer.reasons)
+        return replace(chosen, arranging=tuple(arranging), pairs=pairs, setting=self._setting)
+
+    def check_used(self) -> None:
+        """Refuse strategies for whole graphs that no graph of the step could take.
+
+        Raises
+        ------
+        StrategyError
+            With the first reason given.
+        """
+        for name, reasons in self._refusals.items():
+            if name not in self._used:
+                raise StrategyError(
+                    f"{name} is switched on for the step and no part of it takes it: {'; '.join(reasons)}"
+                )
 
     def _is_first(self, stage: int) -> bool:
         return stage == 0

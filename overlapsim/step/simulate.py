@@ -23,6 +23,7 @@ from overlapsim.step.device_time import device_breakdown
 from overlapsim.step.findings import step_findings
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.replicas import replicas
+from overlapsim.step.sharded import sharded_findings
 from overlapsim.workload.memory import Memory, MemoryModel
 from overlapsim.workload.model_count import step_flop_per_token
 from overlapsim.workload.placement import placements
@@ -102,7 +103,7 @@ def simulate_step(inputs: StepInputs, *, ranges: bool = True, models: dict[objec
     )
     memory = step_memory(inputs, schedule)
     pieces = program.pieces.values()
-    findings = [*step_findings(inputs, prices, memory), *replicas(inputs)[1]]
+    findings = [*step_findings(inputs, prices, memory), *replicas(inputs)[1], *sharded_findings(inputs)]
     findings += [finding for piece in pieces for finding in piece.findings]
     devices, peak = inputs.layout.world_size, inputs.cluster.device.peak(inputs.model.dtype)
     return StepResult(
@@ -162,12 +163,14 @@ def step_memory(inputs: StepInputs, schedule: PipelineSchedule) -> tuple[Memory,
     """Peak memory of a GPU of each pipeline device."""
     imbalance = inputs.perturbation.imbalance
     model = MemoryModel(inputs.model, inputs.job, inputs.recipe, inputs.recompute, inputs.precision, imbalance)
+    # Parameters that stay whole over the step are those of ZeRO 2.
+    layout = inputs.layout if inputs.sharded or inputs.layout.zero < 3 else replace(inputs.layout, zero=2)
     in_flight = peak_in_flight(schedule).sum(axis=0)
     found = []
     for device in range(schedule.num_devices):
         stages = [s for s in range(schedule.num_stages) if device in schedule.placement[:, s]]
         counts = [float(in_flight[s]) for s in stages][: inputs.layout.vpp]
-        found.append(model.stage(inputs.layout, device, counts))
+        found.append(model.stage(layout, device, counts))
     return tuple(found)
 
 

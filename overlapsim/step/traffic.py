@@ -42,7 +42,8 @@ def stage_traffic(inputs: StepInputs, device: int) -> StageTraffic:
 
     Dense parameters are reduced over all ranks that hold them, experts over
     theirs. ZeRO scatters gradients and gathers parameters instead; HSDP adds
-    a reduction over the groups of shards.
+    a reduction over the groups of shards. Where parameters are dropped after
+    use (``StepInputs.sharded``) only that is left: blocks hold the rest.
     """
     width, layout = precision_of(inputs), inputs.layout
     local = stage_parameters(inputs.model, layout, device, inputs.job.stage_layers)
@@ -54,16 +55,14 @@ def stage_traffic(inputs: StepInputs, device: int) -> StageTraffic:
         for number in range(pieces):
             done = (number + 1) / pieces if inputs.dp_overlap != "none" else 1.0
             for kind, ranks, group in _reductions(layout, groups):
-                share = size / pieces / (layout.dense_shards if group.endswith("replica") else 1)
+                if inputs.sharded and kind == "reduce_scatter":
+                    continue
+                share = size / pieces / (groups.shards if group.endswith("replica") else 1)
                 reduce.append((CollectiveOp(kind, share, ranks, name=name, pass_="wgrad", group=group), done))
-        if layout.zero:
-            own = float(parameters * width.parameter_bytes)
-            ranks, group = groups.shards, groups.shard
-            gather += [
-                CollectiveOp("all_gather", own / pieces, ranks, inputs.model.dtype, name, group=group)
-                for _ in range(pieces if inputs.dp_overlap == "both" else 1)
-                if ranks > 1
-            ]
+        if layout.zero and not inputs.sharded and groups.shards > 1:
+            own, count = float(parameters * width.parameter_bytes), pieces if inputs.dp_overlap == "both" else 1
+            op = CollectiveOp("all_gather", own / count, groups.shards, inputs.model.dtype, name, group=groups.shard)
+            gather += [op] * count
     reduce.sort(key=lambda entry: entry[1])
     return StageTraffic(tuple(reduce), tuple(gather))
 
