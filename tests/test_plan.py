@@ -13,15 +13,15 @@ from overlapsim.plan import (
     CurveInput,
     Finding,
     OperatorInputs,
+    OperatorPlan,
     OperatorSettings,
-    Plan,
     Prediction,
     dump_plan,
     load_plan,
     read_plan,
 )
 
-PLAN = Plan(
+PLAN = OperatorPlan(
     kind="operator",
     inputs=OperatorInputs(
         "a800-sxm8", "ab" * 32, 1, 2, 8192, 8192, 4096, "fp16", "fp16", "all_reduce",

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from overlapsim.cli.trace import planned_cluster
 from overlapsim.errors import OverlapSimError, PlanError, ProfileError
-from overlapsim.plan import Finding, Plan, read_plan
+from overlapsim.plan import Finding, OperatorPlan, of_kind, read_plan
 from overlapsim.planner.operator_plan import replay
 from overlapsim.schedule.reorder import ReorderMap, SubtokenMap, from_settings
 from overlapsim.units import dtype_bytes
@@ -87,7 +87,7 @@ def read_spec(path: Path, *, ranks: int | None = None, cluster: str | None = Non
         If the file is no plan, no runner takes its strategy or type, group tables or pieces do not cover the output,
         a side file is missing or another one, its settings were edited, or it is for other ranks.
     """
-    plan = read_plan(path)
+    plan = of_kind(read_plan(path), OperatorPlan, str(path))
     spec = spec_of(plan, path.parent)
     findings = _held_against_profile(plan, path.parent, cluster)
     if ranks is not None and ranks != spec.ranks:
@@ -98,7 +98,7 @@ def read_spec(path: Path, *, ranks: int | None = None, cluster: str | None = Non
     return RunSpec(**{**vars(spec), "findings": findings})
 
 
-def spec_of(plan: Plan, folder: Path) -> RunSpec:
+def spec_of(plan: OperatorPlan, folder: Path) -> RunSpec:
     """What a plan's own content says, checked without its profile.
 
     Raises
@@ -178,7 +178,7 @@ def check_map(spec: RunSpec) -> None:
         )
 
 
-def _held_against_profile(plan: Plan, folder: Path, cluster: str | None) -> tuple[Finding, ...]:
+def _held_against_profile(plan: OperatorPlan, folder: Path, cluster: str | None) -> tuple[Finding, ...]:
     """Findings of comparing the plan with what its strategy gives for its inputs on its profile."""
     try:
         machine = planned_cluster(cluster or plan.inputs.cluster, folder)

@@ -19,8 +19,8 @@ from overlapsim.plan import (
     CurveInput,
     Finding,
     OperatorInputs,
+    OperatorPlan,
     OperatorSettings,
-    Plan,
 )
 from overlapsim.planner.operator import OperatorResult, StrategyResult
 from overlapsim.strategy.base import Context, Parameters, Strategy
@@ -90,12 +90,12 @@ def context_from(inputs: OperatorInputs, cluster: Cluster) -> Context:
     return Context(independent_pair(gemm, kind, inputs.ranks, inputs.independent_bytes), prices)
 
 
-def to_plan(result: OperatorResult, inputs: OperatorInputs, provenance: Mapping[str, str]) -> Plan:
+def to_plan(result: OperatorResult, inputs: OperatorInputs, provenance: Mapping[str, str]) -> OperatorPlan:
     """Write down a result: the choice, what kernels need, predictions with ranges, what was not chosen."""
     best = result.best
     assert best.best is not None
     gemm = result.context.pair().gemm
-    return Plan(
+    return OperatorPlan(
         kind="operator",
         inputs=inputs,
         choice=Choice(
@@ -151,7 +151,7 @@ class Replay:
         return (Finding("plan_differs", message),)
 
 
-def replay(plan: Plan, cluster: Cluster) -> Replay:
+def replay(plan: OperatorPlan, cluster: Cluster) -> Replay:
     """Prepare the simulation of a plan that was read back.
 
     A cluster profile that changed since the plan was made is a finding, not
@@ -219,7 +219,7 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _serial(plan: Plan) -> tuple[Strategy, Parameters]:
+def _serial(plan: OperatorPlan) -> tuple[Strategy, Parameters]:
     """The fastest strategy without overlap that the plan holds."""
     parameters = {entry.strategy: entry.parameters for entry in plan.alternatives}
     parameters |= {entry.strategy: entry.parameters for entry in plan.operators}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from overlapsim.cost.tiles import TileGrid
 from overlapsim.errors import PlanError
-from overlapsim.plan import Choice, OperatorInputs, OperatorSettings, Plan, dump_plan, load_plan
+from overlapsim.plan import Choice, OperatorInputs, OperatorPlan, OperatorSettings, dump_plan, load_plan
 from overlapsim.schedule.reorder import (
     MAX_ENTRIES_IN_PLAN,
     SubtokenMap,
@@ -51,7 +51,7 @@ def through_a_plan(content: dict) -> dict:
     """Write settings into a plan file and read them back."""
     inputs = OperatorInputs("a800-sxm8", "", 1, 2, 64, 64, 64, "fp16", "fp16", "all_reduce")
     operators = (OperatorSettings("gemm", "fwd", "some", {}, content),)
-    plan = Plan("operator", inputs, Choice("some", "overlap", "none", 1.0, 1.0, 1.0), operators, {}, (), ())
+    plan = OperatorPlan("operator", inputs, Choice("some", "overlap", "none", 1.0, 1.0, 1.0), operators, {}, (), ())
     text = dump_plan(plan)
     assert dump_plan(load_plan(text)) == text
     return dict(load_plan(text).operators[0].settings)
