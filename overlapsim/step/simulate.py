@@ -7,13 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from overlapsim.cost.base import Family
-from overlapsim.cost.group_collective import GroupPlace, group_places
 from overlapsim.cost.launch import launch_stack
 from overlapsim.cost.prices import PriceBook
 from overlapsim.engine import compiled
 from overlapsim.engine.deadlock import raise_if_deadlocked
 from overlapsim.engine.timeline import Timeline
-from overlapsim.hardware.levels import levels
 from overlapsim.plan import Finding
 from overlapsim.schedule.pipeline import PipelineSchedule
 from overlapsim.schedule.pipeline_kinds import SCHEDULES, make_schedule
@@ -22,12 +20,11 @@ from overlapsim.step.assemble import StepProgram, assemble
 from overlapsim.step.device_time import device_breakdown
 from overlapsim.step.findings import step_findings
 from overlapsim.step.inputs import StepInputs
+from overlapsim.step.machine import machine_prices
 from overlapsim.step.replicas import replicas
 from overlapsim.step.sharded import sharded_findings
 from overlapsim.workload.memory import Memory, MemoryModel
 from overlapsim.workload.model_count import step_flop_per_token
-from overlapsim.workload.placement import placements
-from overlapsim.workload.rank_map import RankMap
 from overlapsim.workload.utilization import tokens_per_s, utilization
 
 FAMILIES: Final[tuple[Family, ...]] = ("gemm", "attention", "memory", "collective", "launch")
@@ -135,23 +132,15 @@ def step_schedule(inputs: StepInputs) -> PipelineSchedule:
 
 def step_prices(inputs: StepInputs, models: dict[object, object] | None = None) -> PriceBook:
     """Prices of the machine, with the layout's groups placed on it and the clock of a long run."""
-    cluster, layout = inputs.cluster, inputs.layout
-    placed = placements(RankMap(layout, inputs.rank_order), levels(cluster), cluster.node.num_devices)
-    skew_s = launch_stack(inputs.stack, cluster.device).skew_s
-    groups = {
-        kind: place if kind == "pp" or place.ranks < 2 else replace(place, skew_s=skew_s)
-        for kind, place in group_places(cluster, placed, rings=inputs.rings).items()
-    }
-    # Neighbours of a pipeline that lie in one node.
-    groups["pair"] = GroupPlace(2)
-    node = cluster.node
-    nodes = -(-layout.world_size // node.num_devices)
-    groups["world"] = GroupPlace(layout.world_size, nodes, node.num_nics * node.nic_bandwidth_bytes_per_s)
-    prices = PriceBook(cluster, layout.world_size, groups=groups, models={} if models is None else models)
-    if inputs.sustained_clock < 1:
-        slower = 1 / inputs.sustained_clock
-        prices = prices.scaled("gemm", slower).scaled("attention", slower)
-    return prices
+    return machine_prices(
+        inputs.cluster,
+        inputs.layout,
+        rank_order=inputs.rank_order,
+        rings=inputs.rings,
+        skew_s=launch_stack(inputs.stack, inputs.cluster.device).skew_s,
+        sustained_clock=inputs.sustained_clock,
+        models=models,
+    )
 
 
 def step_seconds(inputs: StepInputs, prices: PriceBook) -> float:
