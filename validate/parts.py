@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from overlapsim.validate.measure import NOISE_BOUND, Sampler, Timing, summary
+from overlapsim.validate.measure import Sampler, Timing, summary
 from overlapsim.validate.numerics import NumericsError
 from overlapsim.validate.plans import TORCH_TYPES
 from overlapsim.validate.runners.base import all_gather, all_reduce, all_to_all, matmul, reduce_scatter
@@ -181,8 +182,8 @@ def _beside(
             covered &= whole
         timing = summary(ranks.largest(samples))
         covered = bool(ranks.total([float(covered)])[0] == ranks.size)
-    # What the background did not cover is not contention; an infinite spread marks it as not valid.
-    return timing if covered else Timing(timing.median_s, 0.0, timing.p90_s * (1 + 4 * NOISE_BOUND), timing.repeats)
+    # What the background did not cover is not contention: as if others had taken the whole machine, it is not valid.
+    return timing if covered else replace(timing, others=1.0)
 
 
 def _gemm_on_cpu(run: Callable[[], None], gemms: int, part: CollectivePart, collectives: int) -> tuple[float, bool]:

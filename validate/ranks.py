@@ -147,9 +147,14 @@ class Ranks:
             missing = others
             while missing and time.monotonic() < deadline:
                 missing = [rank for rank in others if not _has(self.store, f"alive/{rank}")]
-                if any(_has(self.store, f"failed/{rank}") for rank in others):
-                    missing = [rank for rank in others if _has(self.store, f"failed/{rank}")]
+                failed = [rank for rank in others if _has(self.store, f"failed/{rank}")]
+                gave_up = [rank for rank in others if _has(self.store, f"gave_up/{rank}")]
+                if failed:
+                    missing = failed
                     break
+                if gave_up:
+                    first = gave_up[0]
+                    return f"rank {first} gave up: {self.store.get(f'gave_up/{first}').decode()}"
                 time.sleep(0.05)
             return self._told(missing) if missing else None
         return "the store of torchrun is gone: its first node ended"
@@ -168,9 +173,9 @@ class Ranks:
 
     def _fail(self, error: BaseException) -> None:
         # RankErrors speak of others: the one at fault must stay the one that is named.
-        if not isinstance(error, RankError):
-            with suppress(RuntimeError):
-                self.store.set(f"failed/{self.rank}", f"{type(error).__name__}: {error}"[:300])
+        key, text = ("gave_up", str(error)) if isinstance(error, RankError) else ("failed", _named(error))
+        with suppress(RuntimeError):
+            self.store.set(f"{key}/{self.rank}", text[:300])
 
     def _stop(self, *_: Any) -> None:
         """What torchrun's SIGTERM does: another rank has ended, and this one says which before it goes."""
@@ -281,6 +286,10 @@ def _backend(asked: str | None, local_size: int) -> str:
             "start fewer ranks, or give --backend gloo"
         )
     return asked or ("nccl" if enough and dist.is_nccl_available() else "gloo")
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _has(store: Store, key: str) -> bool:
