@@ -10,7 +10,6 @@ import click
 
 from overlapsim.cli.options import check_targets, size_bytes
 from overlapsim.cli.output import compile_note, print_json
-from overlapsim.cli.overlaps import composition
 from overlapsim.cli.simulate_view import step_json, step_table
 from overlapsim.cost.launch import STACKS
 from overlapsim.errors import LayoutError, UsageError
@@ -24,6 +23,7 @@ from overlapsim.step.capacity import memory_shortfall
 from overlapsim.step.inputs import DEFAULT_BUCKET_BYTES, DP_OVERLAPS, StepInputs
 from overlapsim.step.perturb import Perturbation
 from overlapsim.step.simulate import simulate_step, step_memory, step_schedule
+from overlapsim.strategy.overlaps import composition
 from overlapsim.units import DTYPE_BYTES
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.layout_rules import Job
@@ -59,7 +59,13 @@ from overlapsim.workload.recompute import Recompute
 @click.option("--rings", type=click.Choice(RINGS), default="mirrored", show_default=True, help="Rings across nodes.")
 @click.option("--rank-order", type=read_order, metavar="A-B-..", help="Which degrees fill the ranks first.")
 @click.option("--sustained-clock", type=float, default=1.0, show_default=True, help="Clock of a long run, a share.")
-@click.option("--overlap", multiple=True, metavar="OPERATOR[:PASS]=STRATEGY[:NAME=VALUE,..]", help="Repeatable.")
+@click.option(
+    "--overlap",
+    multiple=True,
+    metavar="OPERATOR[:PASS]=STRATEGY[:NAME=VALUE,..]",
+    help="A strategy for an operator of every layer, or step=STRATEGY for whole graphs; repeatable.",
+)
+@click.option("--no-reshard", is_flag=True, help="ZeRO 3 keeps gathered parameters over the step.")
 @click.option(
     "--perturb",
     type=Perturbation.parse,
@@ -92,6 +98,7 @@ def command(**given: Any) -> None:
         stack=given["stack"],
         dp_overlap=given["dp_overlap"],
         bucket_bytes=given["bucket_size"] or DEFAULT_BUCKET_BYTES,
+        reshard=not given["no_reshard"],
         rings=given["rings"],
         rank_order=given["rank_order"] or ORDER,
         sustained_clock=given["sustained_clock"],

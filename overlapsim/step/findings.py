@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from overlapsim.cost.base import Cost
@@ -72,8 +73,10 @@ def _operators(inputs: StepInputs) -> Iterator[tuple[Operator, int]]:
 
 def _collectives(inputs: StepInputs, operators: Iterable[tuple[Operator, int]]) -> Iterator[CollectiveOp]:
     yield from (op for op, _ in operators if isinstance(op, CollectiveOp))
+    # Where layers gather their own parameters the groups are those of a step that gathers them at once.
+    whole = replace(inputs, reshard=False)
     for device in {0, inputs.layout.pp - 1}:
-        traffic = stage_traffic(inputs, device)
+        traffic = stage_traffic(whole, device)
         yield from (op for op, _ in traffic.reduce)
         yield from traffic.gather
     if (shared := embedding_reduction(inputs)) is not None:

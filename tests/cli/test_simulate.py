@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from overlapsim.cli.main import main
-from overlapsim.cli.overlaps import composition
 from overlapsim.errors import StrategyError, UsageError
+from overlapsim.strategy.overlaps import composition
 from overlapsim.testing.traces import check_trace
 
 KEYS = [
@@ -120,6 +120,19 @@ def test_every_option_changes_the_step(capsys, more: str) -> None:
     else:
         assert changed["step_time_s"] != plain["step_time_s"]
     assert sum(changed["breakdown_s"].values()) == pytest.approx(changed["step_time_s"], rel=1e-9)
+
+
+def test_sharded_parameters_are_hidden_by_a_strategy(capsys) -> None:
+    """FSDP: gathered right before each layer unless a strategy prefetches; or kept over the step."""
+    sharded = "llama3-8b --cluster h100-sxm8 --nodes 2 --layout zero=3 --global-batch 32 --seq 4096"
+    prefetch = "step=fsdp_prefetch:layers_per_group=1,depth=2,rate_limit=true,reshard_after_forward=true,keep_last=true"
+    serial, hidden = answer(capsys, sharded), answer(capsys, f"{sharded} --overlap {prefetch}")
+    assert hidden["breakdown_s"]["exposed_dp"] < 0.5 * serial["breakdown_s"]["exposed_dp"]
+    assert "gathers_serial" in [finding["code"] for finding in serial["findings"]]
+    assert "gathers_serial" not in [finding["code"] for finding in hidden["findings"]]
+    kept = answer(capsys, f"{sharded} --no-reshard")
+    assert kept["memory_bytes"]["parameters"] > serial["memory_bytes"]["parameters"]
+    assert kept["breakdown_s"]["exposed_dp"] < serial["breakdown_s"]["exposed_dp"]
 
 
 def test_rank_order_decides_what_crosses_nodes(capsys) -> None:
@@ -264,6 +277,8 @@ def test_overlaps_are_read() -> None:
     }
     text = "attn.out=wave_group:tile=[128,256,32],swizzle=1,sms=steal,group_tiles=[8,8]"
     (chosen,) = composition([text]).pairs.values()
+    (whole,) = composition(["step=wgrad_delay:pending=2"]).arranging
+    assert (whole.strategy.name, whole.parameters) == ("wgrad_delay", {"pending": 2})
     assert chosen.parameters == {"tile": [128, 256, 32], "swizzle": 1, "sms": "steal", "group_tiles": [8, 8]}
 
 
@@ -277,6 +292,8 @@ def test_overlaps_are_read() -> None:
         (["mlp.fc2=chunked:chunks"], UsageError, "with the parameter 'chunks'"),
         (["mlp.fc2=chunked:chunks=2,chunks=3"], UsageError, "each parameter once"),
         (["mlp.fc2=chunked:chunks=2", "mlp.fc2:fwd=chunked:chunks=3"], UsageError, "mlp.fc2:fwd twice"),
+        (["step:fwd=wgrad_delay:pending=0"], UsageError, "names the pass 'fwd'; expected none with step"),
+        (["step=wgrad_delay:pending=0", "step=wgrad_delay:pending=1"], UsageError, "wgrad_delay twice"),
         (["mlp.fc2=chunk:chunks=2"], StrategyError, "did you mean 'chunked'"),
         (["mlp.fc2=chunked"], StrategyError, "chunks"),
         (["mlp.fc2=chunked:chunks=many"], StrategyError, "parameters of chunked cannot be used"),

@@ -43,7 +43,7 @@ def test_the_breakdown_is_the_step(inputs: StepInputs) -> None:
     assert min(result.breakdown_s.values()) >= 0
     assert sum(result.breakdown_s.values()) == pytest.approx(result.step_time_s, rel=1e-9)
     compute = sum(result.breakdown_s[kind] for kind in COMPUTE_KINDS)
-    assert 0 < compute <= result.step_time_s
+    assert 0 < compute <= result.step_time_s * (1 + 1e-9)
     # A step never beats its products at the dense peak.
     assert 0 < result.mfu < 1
     assert result.hfu >= result.mfu

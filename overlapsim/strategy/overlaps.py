@@ -1,4 +1,7 @@
-"""``--overlap OPERATOR[:PASS]=STRATEGY[:NAME=VALUE,...]``: which strategy takes which operator of every layer."""
+"""``--overlap OPERATOR[:PASS]=STRATEGY[:NAME=VALUE,...]``: which strategy takes which operator of every layer.
+
+``step=STRATEGY`` is for strategies that arrange whole graphs: prefetched parameters, delayed weight gradients.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from overlapsim.errors import UsageError
 from overlapsim.strategy.compose import Chosen, Composition
 from overlapsim.strategy.registry import load_strategy
 
+WHOLE: Final = "step"
+"""In place of an operator, for strategies that take none."""
 PASSES: Final = ("fwd", "dgrad", "wgrad", "recompute")
 _FORM: Final = "expected OPERATOR[:PASS]=STRATEGY[:NAME=VALUE,...] such as mlp.fc2=chunked:chunks=4"
 # Commas between parameters, not those inside a list.
@@ -27,7 +32,7 @@ def composition(entries: Sequence[str]) -> Composition:
     Raises
     ------
     UsageError
-        If an entry has another form, names an unknown pass, or an operator comes twice.
+        If an entry has another form, names an unknown pass, or an operator (with ``step`` a strategy) comes twice.
     StrategyError
         If the strategy is unknown or does not take the parameters.
 
@@ -38,6 +43,7 @@ def composition(entries: Sequence[str]) -> Composition:
     ('chunked', {'chunks': 4})
     """
     pairs: dict[tuple[str, str], Chosen] = {}
+    arranging: dict[str, Chosen] = {}
     for entry in entries:
         where, equals, what = entry.partition("=")
         operator, _, pass_ = where.partition(":")
@@ -45,14 +51,19 @@ def composition(entries: Sequence[str]) -> Composition:
         if not (equals and operator and name):
             raise UsageError(f"--overlap is {entry!r}; {_FORM}")
         key = (operator, pass_ or "fwd")
-        if key[1] not in PASSES:
-            raise UsageError(f"--overlap {entry!r} names the pass {pass_!r}; expected one of {', '.join(PASSES)}")
-        if key in pairs:
-            raise UsageError(f"--overlap names {operator}:{key[1]} twice; give one strategy for it")
+        if key[1] not in PASSES or (operator == WHOLE and pass_):
+            expected = "expected none with step" if operator == WHOLE else f"expected one of {', '.join(PASSES)}"
+            raise UsageError(f"--overlap {entry!r} names the pass {pass_!r}; {expected}")
+        if key in pairs or (operator == WHOLE and name in arranging):
+            what = name if operator == WHOLE else f"{operator}:{key[1]}"
+            raise UsageError(f"--overlap names {what} twice; give it once")
         chosen = Chosen(load_strategy(name), _parameters(entry, rest))
         chosen.strategy.check(chosen.parameters)
-        pairs[key] = chosen
-    return Composition(pairs=pairs)
+        if operator == WHOLE:
+            arranging[name] = chosen
+        else:
+            pairs[key] = chosen
+    return Composition(tuple(arranging.values()), pairs)
 
 
 def _parameters(entry: str, text: str) -> dict[str, Any]:
