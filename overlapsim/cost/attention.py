@@ -189,6 +189,11 @@ def fit_keys(op: AttentionOp) -> tuple[str, ...]:
     return _keys(op.shapes, op.dtype, op.kv_dtype)
 
 
+def attention_floor_s(op: AttentionOp, device: DeviceSpec) -> float:
+    """The part of the operator's time that does not depend on its work: launch, and what a kernel does first."""
+    return _fit(op.shapes, device, op.dtype, op.kv_dtype, None)[0].parameters["floor_s"]
+
+
 def attention_findings(op: AttentionOp, device: DeviceSpec) -> tuple[Finding, ...]:
     """What is believed and not measured about this operator on this device."""
     return fit_findings(device, [_fit(op.shapes, device, op.dtype, op.kv_dtype, None)[0]])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from overlapsim.cost.attention import attention_cost
+from overlapsim.cost.attention import attention_cost, attention_floor_s
 from overlapsim.cost.base import MEASURED, Cost, Demand, Spread, hbm_name, hbm_rate
 from overlapsim.cost.grouped import grouped_gemm_cost
 from overlapsim.cost.memory_bound import memory_cost
 from overlapsim.cost.unfused_attention import unfused_attention_costs
 from overlapsim.errors import WorkloadError
 from overlapsim.hardware.profile import DeviceSpec, Source
-from overlapsim.workload.attention import AttentionOp, UnfusedAttention
+from overlapsim.workload.attention import AttentionOp, FusedAttention, UnfusedAttention
 from overlapsim.workload.memory_bound import MemoryOp, traffic_of
 from overlapsim.workload.operators import GroupedGemmOp, TimedWork, Work
 
@@ -34,6 +34,8 @@ def work_cost(work: Work, device: DeviceSpec) -> Cost:
         return attention_cost(work, device)
     if isinstance(work, UnfusedAttention):
         return _unfused(work, device)
+    if isinstance(work, FusedAttention):
+        return _fused(work, device)
     if isinstance(work, MemoryOp):
         return memory_cost(work, device)
     if isinstance(work, GroupedGemmOp):
@@ -42,7 +44,7 @@ def work_cost(work: Work, device: DeviceSpec) -> Cost:
         demands = (Demand(hbm_name(0), work.hbm_bytes, hbm_rate(device)),) if work.hbm_bytes else ()
         return Cost(work.duration_s, device.num_sms, "gemm", MEASURED, Source("override", "given"), demands)
     raise WorkloadError(
-        f"work of type {type(work).__name__} has no model; expected AttentionOp, MemoryOp, GroupedGemmOp or TimedWork"
+        f"work of type {type(work).__name__} has no model; expected attention, MemoryOp, GroupedGemmOp or TimedWork"
     )
 
 
@@ -60,6 +62,27 @@ def num_kernels(work: Work) -> int:
         products = 4 if work.op.pass_ == "bwd" else 2
         return products + (1 if work.fused_softmax else 5) + (1 if work.dropout else 0)
     return 1
+
+
+def _fused(work: FusedAttention, device: DeviceSpec) -> Cost:
+    """One launch for all, then their work: CTAs of one wait for SMs that those of another hold.
+
+    Prompts want tensor cores and decodes want memory, so a kernel made for both could be faster, down to the bound.
+    """
+    parts = [attention_cost(op, device) for op in work.ops]
+    floors = [attention_floor_s(op, device) for op in work.ops]
+    work_s = sum(cost.duration_s - floor for cost, floor in zip(parts, floors, strict=True))
+    bound_s = max(work.flop / device.peak(work.ops[0].dtype), work.hbm_bytes / device.hbm_bandwidth_bytes_per_s)
+    seconds = max(max(floors) + work_s, bound_s)
+    longest = max(parts, key=lambda cost: cost.duration_s)
+    spread = Spread(min(c.spread.low for c in parts), max(c.spread.high for c in parts), longest.spread.origin)
+    return replace(
+        longest,
+        duration_s=seconds,
+        spread=replace(spread, low=max(spread.low, min(1.0, bound_s / seconds))),
+        demands=(Demand(hbm_name(0), work.hbm_bytes, hbm_rate(device)),),
+        in_range=all(cost.in_range for cost in parts),
+    )
 
 
 def _unfused(work: UnfusedAttention, device: DeviceSpec) -> Cost:

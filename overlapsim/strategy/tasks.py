@@ -15,7 +15,7 @@ from overlapsim.cost.prices import PriceBook
 from overlapsim.schedule.builder import ProgramBuilder
 from overlapsim.strategy.queues import add_queue_waits
 from overlapsim.units import ps_from_s
-from overlapsim.workload.attention import AttentionOp, UnfusedAttention
+from overlapsim.workload.attention import AttentionOp, FusedAttention, UnfusedAttention
 from overlapsim.workload.operators import COMPUTE, CollectiveOp, GemmOp, GroupedGemmOp, KernelOp, Work
 
 COMM: Final = "comm"
@@ -26,6 +26,9 @@ COMM_PRIORITY: Final = 5
 # share of the time, not a wave of the whole kernel.
 CTA_S: Final = 5e-6
 MOST_WAVES: Final = 64
+# Host calls of a framework's collective: its kernel, and the events by which two streams wait for each other (12 for the
+# four of a tensor-parallel layer; hwprofiles/SOURCES.md, OP-BYTES).
+COLLECTIVE_CALLS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,7 @@ class Gpu:
             group=group,
             pool=pool,
             units=units,
+            launches=COLLECTIVE_CALLS,
             op=op.name,
             tag=(tag or f"{op.pass_} {op.kind}") + (f" [{op.group}]" if op.group else ""),
         )
@@ -280,4 +284,4 @@ def _class_of(work: Work) -> str:
     """What reports call a kernel: experts are GEMMs too."""
     if isinstance(work, GroupedGemmOp):
         return "gemm"
-    return "attention" if isinstance(work, AttentionOp | UnfusedAttention) else "kernel"
+    return "attention" if isinstance(work, AttentionOp | FusedAttention | UnfusedAttention) else "kernel"

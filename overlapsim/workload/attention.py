@@ -109,6 +109,32 @@ class UnfusedAttention:
         return self.op.hbm_bytes
 
 
+@dataclass(frozen=True)
+class FusedAttention:
+    """Several attentions in one kernel call, prompts and decodes of one step say: their CTAs share the GPU.
+
+    Attributes
+    ----------
+    ops : all forward
+    """
+
+    ops: tuple[AttentionOp, ...]
+
+    def __post_init__(self) -> None:
+        if not self.ops or any(op.pass_ != "fwd" for op in self.ops):
+            raise WorkloadError(f"a fused call of {len(self.ops)} attentions; expected at least one, all forward")
+
+    @property
+    def flop(self) -> float:
+        """Operations of all of them."""
+        return sum(op.flop for op in self.ops)
+
+    @property
+    def hbm_bytes(self) -> float:
+        """Bytes of all of them."""
+        return sum(op.hbm_bytes for op in self.ops)
+
+
 @dataclass(frozen=True, eq=False)
 class AttentionShapes:
     """Arrays of one length for many operators; columns as `AttentionOp`, dtypes as bytes of an element."""

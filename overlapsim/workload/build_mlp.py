@@ -87,15 +87,18 @@ def _dense_backward(r: Recorder, part: Part, mlp: Mlp, prefix: str, keep: frozen
 def expert_rows(part: Part, moe: MoE) -> tuple[int, ...]:
     """Rows of each expert of the fullest rank: an even share of all routed copies, times the part's imbalance.
 
-    Every rank of the ``etp`` group holds all rows of its experts.
+    Every rank of the ``etp`` group holds all rows of its experts. Where tokens are few, some experts have none: each
+    token picks `top_k` at random, so an expert is idle with ``(1 - top_k / experts) ** tokens``.
     """
     layout, t = part.layout, part.tokens
     experts = moe.num_experts // layout.ep
+    idle = (1 - moe.top_k / moe.num_experts) ** (t.local * layout.ep * layout.etp)
     copies = t.local * moe.top_k * layout.etp
     if moe.capacity_factor is not None:
         copies = round(copies * min(1.0, moe.capacity_factor))
-    each = max(1, round(copies * part.imbalance / experts))
-    return (each,) * experts
+    busy = max(1, round(experts * (1 - idle)))
+    each = max(1, round(copies * part.imbalance / busy))
+    return (each,) * busy + (0,) * (experts - busy)
 
 
 def _routed_bytes(part: Part, moe: MoE) -> float:
