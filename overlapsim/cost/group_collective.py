@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,7 +24,7 @@ from overlapsim.cost.fitted import (
     spreads_of,
 )
 from overlapsim.cost.structural import bus_factor
-from overlapsim.hardware.nic_sharing import Rings, nic_sharing
+from overlapsim.hardware.nic_sharing import NicSharing, Rings, nic_sharing
 from overlapsim.hardware.profile import Cluster, Source
 from overlapsim.plan import Finding
 from overlapsim.workload.operators import CollectiveKind
@@ -60,7 +60,11 @@ class GroupPlace:
 
 
 def group_places(
-    cluster: Cluster, placements: Mapping[GroupKind, Placement], *, rings: Rings = "mirrored"
+    cluster: Cluster,
+    placements: Mapping[GroupKind, Placement],
+    *,
+    rings: Rings = "mirrored",
+    models: dict[Any, Any] | None = None,
 ) -> dict[str, GroupPlace]:
     """Places of a layout's groups on a cluster, by kind.
 
@@ -68,19 +72,24 @@ def group_places(
     ----------
     placements : as `workload.placement.placements` gives them
     rings : whether rings that enter and leave a node by different NICs have a mirror image (`nic_sharing`)
+    models : results on this cluster, shared between calls: many layouts deal the same members to a node
 
     Raises
     ------
     ProfileError
         If a group leaves its node and the nodes have no NIC.
     """
-    return {kind: _place(cluster, placement, rings) for kind, placement in placements.items()}
+    known = {} if models is None else models
+    return {kind: _place(cluster, placement, rings, known) for kind, placement in placements.items()}
 
 
-def _place(cluster: Cluster, placement: Placement, rings: Rings) -> GroupPlace:
+def _place(cluster: Cluster, placement: Placement, rings: Rings, known: dict[Any, Any]) -> GroupPlace:
     if placement.nodes == 1 or not placement.node_members:
         return GroupPlace(placement.size, 1)
-    shared = nic_sharing(cluster, placement.node_members, rings=rings)
+    key = ("nic_sharing", placement.node_members, rings)
+    if key not in known:
+        known[key] = nic_sharing(cluster, placement.node_members, rings=rings)
+    shared: NicSharing = known[key]
     own = shared.nic_bandwidth_bytes_per_s / placement.node_groups
     return GroupPlace(
         placement.size,

@@ -42,16 +42,17 @@ def machine_prices(
     LayoutError
         If the layout has more ranks than the machine.
     """
+    models = {} if models is None else models
     placed = placements(RankMap(layout, tuple(rank_order)), levels(cluster), cluster.node.num_devices)
     groups = {
         kind: place if kind == "pp" or place.ranks < 2 else replace(place, skew_s=skew_s)
-        for kind, place in group_places(cluster, placed, rings=rings).items()
+        for kind, place in group_places(cluster, placed, rings=rings, models=models).items()
     }
     groups["pair"] = GroupPlace(2)
     node = cluster.node
     nodes = -(-layout.world_size // node.num_devices)
     groups["world"] = GroupPlace(layout.world_size, nodes, node.num_nics * node.nic_bandwidth_bytes_per_s)
-    prices = PriceBook(cluster, layout.world_size, groups=groups, models={} if models is None else models)
+    prices = PriceBook(cluster, layout.world_size, groups=groups, models=models)
     if sustained_clock < 1:
         prices = prices.scaled("gemm", 1 / sustained_clock).scaled("attention", 1 / sustained_clock)
     return prices
