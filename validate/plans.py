@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,6 +88,8 @@ def read_spec(path: Path, *, ranks: int | None = None, cluster: str | None = Non
         a side file is missing or another one, its settings were edited, or it is for other ranks.
     """
     plan = of_kind(read_plan(path), OperatorPlan, str(path))
+    from overlapsim.validate.runners.catalogue import unapplied
+
     spec = spec_of(plan, path.parent)
     findings = _held_against_profile(plan, path.parent, cluster)
     if ranks is not None and ranks != spec.ranks:
@@ -95,7 +97,7 @@ def read_spec(path: Path, *, ranks: int | None = None, cluster: str | None = Non
             f"{path} is a plan for {spec.ranks} ranks; {ranks} are here: start as many as planned "
             f"(torchrun --nproc-per-node, --nnodes), or plan again with --ranks {ranks}"
         )
-    return RunSpec(**{**vars(spec), "findings": findings})
+    return replace(spec, findings=(*findings, *unapplied(spec)))
 
 
 def spec_of(plan: OperatorPlan, folder: Path) -> RunSpec:

@@ -29,6 +29,14 @@ PLANS = [
     ("fused_tiles", "all_gather", {"cluster": "h100-sxm8", "dtype": "fp16"}),
 ]
 
+UNAPPLIED = {
+    "ring_exchange": {"transport_not_applied"},
+    "pipelined_rs": {"comm_sms_not_applied", "sm_margin_not_applied"},
+    "bulk": {"comm_sms_not_applied"},
+    "fused_tiles": {"transport_not_applied"},
+}
+"""What these plans ask for that no runner does, and each says so."""
+
 
 @pytest.mark.parametrize("strategy, collective, more", PLANS, ids=lambda value: str(value))
 def test_what_operator_writes_fits(tmp_path: Path, strategy: str, collective: str, more: dict[str, object]) -> None:
@@ -36,7 +44,7 @@ def test_what_operator_writes_fits(tmp_path: Path, strategy: str, collective: st
     spec = read_spec(path, ranks=2)
     assert (spec.strategy, spec.collective, spec.ranks) == (strategy, collective, 2)
     assert spec.predicted_s is not None and spec.predicted_s > 0
-    assert [finding.code for finding in spec.findings] == []
+    assert {finding.code for finding in spec.findings} == UNAPPLIED.get(strategy, set())
 
 
 def edited(path: Path, change: dict[str, object], block: str = "settings") -> Path:

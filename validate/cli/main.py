@@ -13,7 +13,7 @@ from overlapsim.cli.main import LazyGroup, run
 # Name -> (module, one line of help): `--help` imports none of them, and none of them imports torch before it runs.
 COMMANDS: Final = {
     "doctor": ("overlapsim.validate.cli.doctor", "Say what can run here, and what is missing."),
-    "gemm": ("overlapsim.validate.cli.gemm", "Time GEMMs alone: the vendor's, and the signalled kernel."),
+    "gemm": ("overlapsim.validate.cli.gemm", "Time the vendor library's GEMMs alone."),
     "collective": ("overlapsim.validate.cli.collective", "Time collectives alone over a range of sizes."),
     "contention": (
         "overlapsim.validate.cli.contention",

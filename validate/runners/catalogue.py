@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from overlapsim.errors import PlanError
+from overlapsim.plan import Finding
 
 if TYPE_CHECKING:
     from overlapsim.validate.numerics import Problem
@@ -45,6 +46,25 @@ def check_settings(spec: RunSpec) -> None:
             f"the runner of {spec.strategy} takes {', '.join(entry.collectives)}; the plan is for {spec.collective}"
         )
     entry.check(spec)
+
+
+def unapplied(spec: RunSpec) -> tuple[Finding, ...]:
+    """What a plan asks for that its runner does not do: times may differ from the plan's for it."""
+    settings, found = spec.settings, []
+    if settings.get("comm_engine") == "copy_engine" or settings.get("transport") in ("copy_engine", "stores"):
+        text = "transfers go through the library's send and receive, which hold SMs; the plan priced copies or stores"
+        found.append(Finding("transport_not_applied", text))
+    if settings.get("comm_sms") and settings.get("comm_engine") != "copy_engine":
+        text = (
+            f"the plan gives the collective {settings['comm_sms']} SMs; NCCL takes NCCL_MAX_CTAS for the whole process"
+        )
+        found.append(Finding("comm_sms_not_applied", text))
+    if settings.get("sm_margin"):
+        text = "the plan keeps the vendor's GEMM off the collective's SMs; the library is not told"
+        found.append(Finding("sm_margin_not_applied", text))
+    if settings.get("keep_gathered"):
+        found.append(Finding("keep_gathered_not_applied", "the gathered rows are not copied out behind the GEMM"))
+    return tuple(found)
 
 
 def make_runner(problem: Problem) -> Runner:
