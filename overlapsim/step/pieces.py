@@ -16,7 +16,7 @@ from overlapsim.step.pairs import paired
 from overlapsim.step.sharded import Entry
 from overlapsim.step.sharded_pieces import ShardedPieces
 from overlapsim.strategy.base import Context
-from overlapsim.strategy.compatibility import Setting
+from overlapsim.strategy.compatibility import Setting, check_compatible
 from overlapsim.strategy.compose import Composition
 from overlapsim.workload.build import GraphBuilder, Which
 from overlapsim.workload.model import Layer
@@ -40,7 +40,7 @@ def _setting(inputs: StepInputs, schedule: PipelineSchedule) -> Setting:
 
 
 def _signature(inputs: StepInputs, prices: PriceBook) -> tuple[object, ...]:
-    """All that a layer's block depends on, of a step without strategies."""
+    """All that a layer's block depends on, of a step without strategies for whole graphs."""
     layout, job = inputs.layout, inputs.job
     inner: tuple[object, ...] = (
         layout.tp,
@@ -60,6 +60,8 @@ def _signature(inputs: StepInputs, prices: PriceBook) -> tuple[object, ...]:
     outside = {"model", "cluster", "layout", "job", "schedule", "p2p", "scatter_gather", "precision", "dp_overlap"}
     outside |= {"bucket_bytes", "rings", "rank_order", "sustained_clock", "composition"}
     rest = tuple(repr(getattr(inputs, field.name)) for field in fields(StepInputs) if field.name not in outside)
+    pairs = tuple((where, c.strategy.name, repr(c.parameters)) for where, c in sorted(inputs.composition.pairs.items()))
+    rest += (repr(inputs.composition.setting), pairs) if pairs else ()
     return ("pieces", id(inputs.model), inner, job.micro_batch, job.seq_len, places, shifts, rest)
 
 
@@ -98,15 +100,23 @@ class StagePieces:
         begins = [sum(counts[:stage]) for stage in range(len(counts) + 1)]
         self.layers = [inputs.model.layers[begins[s] : begins[s + 1]] for s in range(len(counts))]
         self._stack = _stack(inputs, prices)
-        self._setting = inputs.composition.setting
-        if inputs.composition.strategies:
-            self._check_pairs()
-            self._setting = _setting(inputs, schedule)
         self._used: set[str] = set()
         self._refusals: dict[str, tuple[str, ...]] = {}
-        # Layouts that differ in what no layer sees (stages, replicas) share their layers' blocks through the book.
-        plain = not inputs.composition.strategies
-        self._cache: dict[object, Piece] = prices.models.setdefault(_signature(inputs, prices), {}) if plain else {}
+        # Layouts that differ in what no layer sees (stages, replicas) share their layers' blocks through the book. Not
+        # with strategies for whole graphs: which of them is used is counted anew for each step.
+        shared = not inputs.composition.arranging
+        self._cache: dict[object, Piece] = prices.models.setdefault(_signature(inputs, prices), {}) if shared else {}
+        self._setting = inputs.composition.setting
+        if inputs.composition.strategies:
+            if not self._cache:
+                self._check_pairs()
+            self._setting = _setting(inputs, schedule)
+            # Of what a setting rules, a block that is at hand already was asked about another one.
+            architecture = inputs.cluster.device.architecture
+            if reasons := check_compatible(
+                inputs.composition.strategies, replace(self._setting, architecture=architecture)
+            ):
+                raise StrategyError(f"these strategies do not go together: {'; '.join(reasons)}")
 
     @cached_property
     def _sharded(self) -> ShardedPieces:
@@ -169,10 +179,11 @@ class StagePieces:
             key = (layer, number < num_rebuilt or which == "forward")
             counts[key] = counts.get(key, 0) + 1
         for (layer, rebuilt), count in counts.items():
-            total += self._layer(layer, which, rebuilt=rebuilt).times(count)
+            total += self.layer(layer, which, rebuilt=rebuilt).times(count)
         return total
 
-    def _layer(self, layer: Layer, which: Which, *, rebuilt: bool) -> Piece:
+    def layer(self, layer: Layer, which: Which, *, rebuilt: bool = True) -> Piece:
+        """One pass of one micro-batch through a layer, its parameters at hand."""
         key = (layer, which, rebuilt)
         if key not in self._cache:
             self._cache[key] = self._simulate(self.builder.layer(layer, which, rebuilt=rebuilt))
@@ -201,7 +212,7 @@ class StagePieces:
             extra = self.inputs.model.num_mtp_layers
             total += self.graph(f"head {which}", self.builder.head(which)).times(1 + extra)
             if extra:
-                total += self._layer(self.inputs.model.layers[-1], which, rebuilt=True).times(extra)
+                total += self.layer(self.inputs.model.layers[-1], which, rebuilt=True).times(extra)
         return total
 
     def _check_pairs(self) -> None:
