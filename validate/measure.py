@@ -126,7 +126,7 @@ class Sampler:
     def _on_cpu(self, run: Callable[[], None], count: int) -> Timing:
         each_s = self._warm_up(run)
         inner = max(1, round(LEAST_SAMPLE_S / each_s))
-        size = max(1, min(count, round(BATCH_S / (inner * each_s))))
+        size = max(1, round(BATCH_S / (inner * each_s + 2 * START_MARGIN_S)))
         deadline = time.monotonic() + max(self.sampling.patience_s, self.sampling.patience * count * inner * each_s)
         quiet, disturbed = list[float](), list[tuple[float, list[float]]]()
         while len(quiet) < count:

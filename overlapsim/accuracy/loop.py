@@ -24,6 +24,8 @@ VERSION: Final = 1
 BAR: Final = 0.15
 LEAST_BYTES: Final = 1e6
 """The bar is for sizes from 1 MB on: smaller messages are latency and noise."""
+LEAST_ROWS: Final = 12
+"""Fewer valid rows say nothing of a median."""
 SERIAL: Final = "serial"
 
 
@@ -200,7 +202,9 @@ def notes(rows: Sequence[LoopRow], margins: Mapping[LoopRow, Margin]) -> dict[st
     """The bar, the noise floor, and the signs."""
     large = [row for row in rows if row.size_bytes >= LEAST_BYTES]
     result: dict[str, Any] = {}
-    if large:
+    if large and len(large) < LEAST_ROWS:
+        result["bar"] = f"not judged: {len(large)} valid rows from 1 MB on, expected at least {LEAST_ROWS}"
+    elif large:
         median = float(np.median([abs(row.error) for row in large]))
         floor = float(np.median([row.noise for row in large]))
         bar = max(BAR, 2 * floor)

@@ -43,7 +43,9 @@ def test_signs_count_beyond_the_noise_only() -> None:
 @pytest.mark.parametrize("noise, error, met", [(0.02, 0.14, True), (0.02, 0.16, False), (0.10, 0.19, True)])
 def test_the_bar_is_15_percent_or_twice_the_noise(noise: float, error: float, met: bool) -> None:
     row = replace(SERIAL, noise=noise, predicted_s=(1 + error) * SERIAL.measured_s)
-    assert notes([row], {})["bar"].endswith("met" if met else "MISSED")
+    rows = [replace(row, case=f"case {number}") for number in range(12)]
+    assert notes(rows, {})["bar"].endswith("met" if met else "MISSED")
+    assert "not judged" in notes(rows[:11], {})["bar"]
     assert "bar" not in notes([replace(row, size_bytes=1e5)], {}), "the bar is for sizes from 1 MB on"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,13 @@ from overlapsim.validate.loop import sizes
 from overlapsim.validate.loop.compare import (
     CASES,
     PREDICTIONS,
+    are_predicted,
+    kept_results,
     read_predictions,
     rows_of,
     with_predictions,
     write_predictions,
+    write_results,
     write_rows,
 )
 from overlapsim.validate.loop.measure import KERNELS, RECORDS
@@ -23,7 +27,7 @@ from overlapsim.validate.shapes import chunked_spec, serial_spec, wave_group_spe
 
 from overlapsim.accuracy.loop import evaluate
 from overlapsim.calibration.fit_contention import Slowdown
-from overlapsim.calibration.records import Header, Record, RecordSet, dump_records
+from overlapsim.calibration.records import Header, Record, RecordSet, dump_records, parse_records
 from overlapsim.errors import CalibrationError
 
 CALL_S = 5e-6
@@ -152,7 +156,8 @@ def test_predictions_of_the_made_up_machine(machine: Machine, kind: str, shape: 
 def test_predicted_then_measured_is_what_the_suite_scores(folder: Path, machine: Machine) -> None:
     cases = predict_cases(machine, 2)
     assert len(cases) == 3 * 3 * 5
-    write_predictions(cases, folder / PREDICTIONS)
+    write_predictions(cases, folder)
+    assert are_predicted(folder)
     assert len(read_predictions(folder / PREDICTIONS)) == len(cases)
     again = with_predictions(sizes.headline_specs(2), folder / PREDICTIONS)
     assert [case.predicted_s for case in again] == [case.predicted_s for case in cases]
@@ -171,8 +176,9 @@ def test_predicted_then_measured_is_what_the_suite_scores(folder: Path, machine:
                 "valid": case.spec.strategy != "chunked" or case.spec.m != 640, "error_over_tolerance": 0.2,
             }
         )  # fmt: skip
-    content = {"overlapsim_cases": 1, "header": {"device": "CPU of nowhere"}, "nodes": 1, "cases": entries}
-    (folder / CASES).write_text(json.dumps(content))
+    write_results(entries, {"device": "CPU of nowhere"}, 1, folder)
+    # Shapes with a case that is not valid are run again, the others are not.
+    assert {entry["case"] for entry in kept_results(folder)} == {case.name for case in cases if case.spec.m != 640}
     rows, header = rows_of(folder / CASES)
     write_rows(rows, header, folder)
     suite = evaluate(folder)
@@ -182,4 +188,19 @@ def test_predicted_then_measured_is_what_the_suite_scores(folder: Path, machine:
     assert suite.overall.num_points == 45 - 6
     assert suite.overall.sign_right == suite.overall.sign_total > 0
     assert {finding.code for finding in suite.findings} == {"not_valid", "says_nothing_about_gpus"}
-    assert "met" in suite.notes["bar"]
+    assert suite.notes["bar"].endswith("met")
+    # Other measurements: predictions and what was run for them no longer hold.
+    write_predictions(cases[:1], folder)
+    assert kept_results(folder) == []
+    (folder / KERNELS).write_text((folder / KERNELS).read_text() + " ")
+    assert not are_predicted(folder)
+
+
+def test_too_few_valid_measurements_stop_before_predictions(tmp_path: Path, folder: Path) -> None:
+    content = parse_records((folder / RECORDS).read_text())
+    rough = tuple(replace(record, valid=record.kind != "gemm" or bool(record.concurrent)) for record in content.records)
+    (tmp_path / RECORDS).write_text(dump_records(RecordSet(rough, content.header)))
+    (tmp_path / KERNELS).write_text((folder / KERNELS).read_text())
+    with pytest.raises(CalibrationError, match="too few for: fp32 GEMMs; run the same command again"):
+        calibrate_machine(tmp_path, lambda message: None)
+    assert not (tmp_path / "profile").exists()

@@ -48,6 +48,7 @@ def command(
         _on_ranks(stage, folder, backend, time_budget, timeout, repeats)
         return
     from overlapsim.validate.launch import run_ranks, under_torchrun
+    from overlapsim.validate.loop.compare import are_predicted
 
     if under_torchrun():
         raise UsageError("loop starts its own ranks: run it without torchrun, with --ranks N")
@@ -56,8 +57,11 @@ def command(
     _prepare(folder, fresh=fresh)
     common = ["loop", "--timeout", str(timeout), "--repeats", str(repeats), "-o", str(folder)]
     parts_s = time_budget * PARTS_SHARE
-    run_ranks([*common, "--stage", "parts", "--time-budget", f"{parts_s:g}"], ranks)
-    _predict(folder, ranks)
+    if are_predicted(folder):
+        click.echo("measurements and predictions are kept; --fresh starts over", err=True)
+    else:
+        run_ranks([*common, "--stage", "parts", "--time-budget", f"{parts_s:g}"], ranks)
+        _predict(folder, ranks)
     run_ranks([*common, "--stage", "cases", "--time-budget", f"{time_budget - parts_s:g}"], ranks)
     _compare(folder, as_json=as_json)
 
@@ -87,24 +91,34 @@ def _on_ranks(stage: str, folder: Path, backend: str, time_budget: float, timeou
 
             measure_parts(ranks, folder, time_budget, repeats)
             return
-        from overlapsim.validate.cases import run_cases, write_cases
-        from overlapsim.validate.loop.compare import CASES, PREDICTIONS, with_predictions
+        import msgspec
+        from overlapsim.validate.cases import run_cases
+        from overlapsim.validate.loop.compare import PREDICTIONS, kept_results, with_predictions, write_results
         from overlapsim.validate.loop.measure import PATIENCE_S, WARMUP_S
         from overlapsim.validate.loop.sizes import headline_specs
         from overlapsim.validate.measure import Sampling
+        from overlapsim.validate.output import header_of
 
+        kept = kept_results(folder)
+        done = {entry["case"] for entry in kept}
         cases = with_predictions(headline_specs(ranks.size), folder / PREDICTIONS)
+        # Files are read on every rank before rank 0 writes: all run the same cases.
+        ranks.meet("what is left to run")
+        left = [case for case in cases if case.name not in done]
         sampling = Sampling(repeats=repeats, warmup_s=WARMUP_S, patience_s=PATIENCE_S)
-        results = run_cases(ranks, cases, time_budget=time_budget, sampling=sampling)
+        results = run_cases(ranks, left, time_budget=time_budget, sampling=sampling)
         if ranks.is_first:
-            write_cases(results, folder / CASES, ranks)
+            entries = [*kept, *(result.to_dict() for result in results)]
+            order = {case.name: number for number, case in enumerate(cases)}
+            entries.sort(key=lambda entry: order[entry["case"]])
+            write_results(entries, msgspec.to_builtins(header_of(ranks)), ranks.num_nodes, folder)
 
 
 def _predict(folder: Path, ranks: int) -> None:
     """Calibrate and predict; what is told goes to stderr."""
     import time
 
-    from overlapsim.validate.loop.compare import PREDICTIONS, write_predictions
+    from overlapsim.validate.loop.compare import write_predictions
     from overlapsim.validate.loop.predict import predict_cases
     from overlapsim.validate.loop.profile import calibrate_machine
 
@@ -119,7 +133,7 @@ def _predict(folder: Path, ranks: int) -> None:
         for kind, speed in machine.beside.items():
             tell(f"a GEMM beside {kind}: {speed:.0%} of its speed, both slow-downs together")
         tell(f"kernel by tiles: {machine.tiles_ratio:.2f} times its tiles as GEMMs of their own")
-        write_predictions(predict_cases(machine, ranks), folder / PREDICTIONS)
+        write_predictions(predict_cases(machine, ranks), folder)
     tell("predictions written, before anything of them is run")
 
 

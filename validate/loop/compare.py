@@ -9,8 +9,10 @@ from typing import Any, Final
 
 import msgspec
 from overlapsim.validate.cases import Case
+from overlapsim.validate.loop.measure import KERNELS, RECORDS
 
 from overlapsim.accuracy.loop import FILE, SERIAL, LoopRow, dump_loop, margins_of, notes
+from overlapsim.accuracy.suite import sha256_of
 from overlapsim.errors import CalibrationError
 from overlapsim.report.files import write_text
 from overlapsim.units import format_time
@@ -19,20 +21,32 @@ CASES: Final = "cases.json"
 PREDICTIONS: Final = "predictions.json"
 
 
-def write_predictions(cases: Sequence[Case], path: Path) -> None:
-    """Write down what is predicted, before anything of it is run."""
-    content = [
-        {
-            "case": case.name,
-            "strategy": case.spec.strategy,
-            "parameters": _compact(case.spec.parameters),
-            "predicted_s": case.predicted_s,
-            "low_s": case.low_s,
-            "high_s": case.high_s,
-        }
-        for case in cases
-    ]
-    write_text(path, json.dumps(content, indent=2) + "\n")
+def write_predictions(cases: Sequence[Case], folder: Path) -> None:
+    """Write down what is predicted, before anything of it is run, and which measurements it stands on."""
+    content = {
+        "measured_sha256": _measured(folder),
+        "cases": [
+            {
+                "case": case.name,
+                "strategy": case.spec.strategy,
+                "parameters": _compact(case.spec.parameters),
+                "predicted_s": case.predicted_s,
+                "low_s": case.low_s,
+                "high_s": case.high_s,
+            }
+            for case in cases
+        ],
+    }
+    write_text(folder / PREDICTIONS, json.dumps(content, indent=2) + "\n")
+
+
+def are_predicted(folder: Path) -> bool:
+    """Whether the folder holds predictions that stand on the measurements it holds."""
+    try:
+        content = json.loads((folder / PREDICTIONS).read_text(encoding="utf-8"))
+        return bool(content["measured_sha256"] == _measured(folder))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def read_predictions(path: Path) -> dict[tuple[str, str, str], tuple[float, float, float]]:
@@ -44,7 +58,7 @@ def read_predictions(path: Path) -> dict[tuple[str, str, str], tuple[float, floa
         If the file cannot be read.
     """
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = json.loads(path.read_text(encoding="utf-8"))["cases"]
         return {
             (entry["case"], entry["strategy"], entry["parameters"]): (
                 entry["predicted_s"],
@@ -61,6 +75,31 @@ def with_predictions(cases: Sequence[tuple[str, Any]], path: Path) -> list[Case]
     """Cases of given specs with what was predicted of them."""
     known = read_predictions(path)
     return [Case(name, spec, *known[name, spec.strategy, _compact(spec.parameters)]) for name, spec in cases]
+
+
+def kept_results(folder: Path) -> list[dict[str, Any]]:
+    """Results of an earlier run of the same predictions: those of shapes of which every case is valid."""
+    try:
+        content = json.loads((folder / CASES).read_text(encoding="utf-8"))
+        if content["predictions_sha256"] != sha256_of(folder / PREDICTIONS):
+            return []
+        entries: list[dict[str, Any]] = content["cases"]
+        bad = {entry["case"] for entry in entries if not entry["valid"]}
+        return [entry for entry in entries if entry["case"] not in bad]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def write_results(entries: Sequence[dict[str, Any]], header: dict[str, Any], nodes: int, folder: Path) -> None:
+    """Write the results of all shapes that were run, with the predictions they belong to."""
+    content = {
+        "overlapsim_cases": 1,
+        "header": header,
+        "nodes": nodes,
+        "predictions_sha256": sha256_of(folder / PREDICTIONS),
+        "cases": list(entries),
+    }
+    write_text(folder / CASES, json.dumps(content, indent=2) + "\n")
 
 
 def rows_of(path: Path) -> tuple[list[LoopRow], dict[str, Any]]:
@@ -154,6 +193,10 @@ def print_table(rows: Sequence[LoopRow]) -> None:
     valid = [row for row in rows if row.valid]
     for key, text in notes(valid, margins_of(valid)).items():
         view.print(f"{key}: {text}", highlight=False, markup=False)
+
+
+def _measured(folder: Path) -> str:
+    return sha256_of(folder / RECORDS, folder / KERNELS)
 
 
 def _told(row: LoopRow) -> str:

@@ -14,6 +14,7 @@ from overlapsim.validate.loop.measure import KERNELS, RECORDS
 
 from overlapsim.calibration.fit import Calibration, calibrate
 from overlapsim.calibration.fit_contention import Slowdown
+from overlapsim.calibration.fit_curve import LEAST_POINTS, CurveFit
 from overlapsim.calibration.profile_writer import write_profile
 from overlapsim.calibration.records import RecordSet, read_records
 from overlapsim.cost.overlap import OverlapSpec
@@ -72,10 +73,28 @@ def calibrate_machine(folder: Path, tell: Callable[[str], None]) -> Machine:
     content: RecordSet = read_records(folder / RECORDS)
     base = load_cluster(BASE)
     result = calibrate(content.records, base, BASE, header=content.header, findings=content.findings, progress=tell)
+    _refuse_gaps(result)
     write_profile(result, folder / PROFILE)
     cluster = load_cluster(str(folder / PROFILE))
     beside = {kind: speed_beside(kind, result.contention) for kind in sizes.KINDS}
     return Machine(cluster, result, beside, _tiles_ratio(folder / KERNELS, cluster))
+
+
+def _refuse_gaps(result: Calibration) -> None:
+    """Stop before predictions that would stand on the base's round constants instead of measurements."""
+    missing = [f"curve of {kind}" for kind in sizes.KINDS if not any(_is_curve(curve, kind) for curve in result.curves)]
+    if not any(kernel.accepted and kernel.table.name == f"gemm.{sizes.DTYPE}" for kernel in result.kernels):
+        missing.append(f"{sizes.DTYPE} GEMMs")
+    if missing:
+        valid = sum(record.valid for record in result.records)
+        raise CalibrationError(
+            f"{valid} of {len(result.records)} measurements are valid, too few for: {', '.join(missing)}; run the same "
+            "command again when the machine is quiet: what is valid is kept"
+        )
+
+
+def _is_curve(curve: CurveFit, kind: str) -> bool:
+    return curve.accepted and curve.key.collective == kind and len(curve.points) >= LEAST_POINTS
 
 
 def speed_beside(kind: str, contention: Sequence[Slowdown]) -> float:
