@@ -43,6 +43,7 @@ class ProgramBuilder:
         self._demand_ptr: list[int] = [0]
         self._demand_resources: list[int] = []
         self._demand_amounts: list[float] = []
+        self._late_demands: list[tuple[int, int, float]] = []
         self._edges: list[int] = []
 
     def add_pool(self, num_sms: int, *, derate: float = 1.0, name: str = "", device: int = 0) -> int:
@@ -159,6 +160,12 @@ class ProgramBuilder:
         self._floats[at + _TASK_FLOATS.index("mem_start")] += allocates_bytes
         self._floats[at + _TASK_FLOATS.index("mem_end")] += frees_bytes
 
+    def add_demand(self, task: int, resource: int, amount: float) -> None:
+        """Let each unit of `task` take `amount` of a further resource."""
+        if not 0 <= task < len(self._ops):
+            raise ProgramError(f"demand of task {task}, but {len(self._ops)} tasks were added")
+        self._late_demands.append((task, resource, amount))
+
     def column(self, name: str) -> list[int]:
         """Values of one integer column of all tasks so far: ``kind``, ``stream``, ``pool``, ``sm`` ..."""
         return self._integers[_TASK_INTEGERS.index(name) :: len(_TASK_INTEGERS)]
@@ -214,6 +221,7 @@ class ProgramBuilder:
             _TASK_INTEGERS, self._integers
         )
         weight, mem_start, mem_end = _float_columns(_TASK_FLOATS, self._floats)
+        demand_ptr, demand_resource, demand_amount = self._demands()
         edge_src, edge_src_units, edge_dst, edge_dst_unit, edge_lag_ps = _integer_columns(_EDGE_INTEGERS, self._edges)
         program = Program.of_read_only(
             pool_num_sms=_integers("num_sms", pools[0]),
@@ -237,9 +245,9 @@ class ProgramBuilder:
             persistent=_read_only("persistent", np.array(self._persistent, np.bool_)),
             group=group,
             weight=weight,
-            demand_ptr=_integers("demand_ptr", self._demand_ptr),
-            demand_resource=_integers("resource of a demand", self._demand_resources),
-            demand_amount=_floats("amount of a demand", self._demand_amounts),
+            demand_ptr=demand_ptr,
+            demand_resource=demand_resource,
+            demand_amount=demand_amount,
             edge_src=edge_src,
             edge_src_units=edge_src_units,
             edge_dst=edge_dst,
@@ -252,6 +260,23 @@ class ProgramBuilder:
         )
         validate_program(program, form_is_right=True)
         return program
+
+    def _demands(self) -> tuple[Int, Int, Float]:
+        """Demands by task: those it was added with, then later ones in the order they came."""
+        ptr = _integers("demand_ptr", self._demand_ptr)
+        resources = _integers("resource of a demand", self._demand_resources)
+        amounts = _floats("amount of a demand", self._demand_amounts)
+        if not self._late_demands:
+            return ptr, resources, amounts
+        tasks, late, more = (np.array(column) for column in zip(*self._late_demands, strict=True))
+        order = np.argsort(tasks, kind="stable")
+        tasks, at = tasks[order], ptr[tasks[order] + 1]
+        counts = np.bincount(tasks, minlength=len(self._ops))
+        return (
+            _read_only("demand_ptr", ptr + np.concatenate([[0], np.cumsum(counts)])),
+            _read_only("resource of a demand", np.insert(resources, at, late[order])),
+            _read_only("amount of a demand", np.insert(amounts, at, more[order])),
+        )
 
 
 _TASK_INTEGERS = ("kind", "host", "launch_ps", "stream", "pool", "units", "unit_ps", "sm", "sm_quantum", "group")

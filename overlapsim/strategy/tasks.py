@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
-from overlapsim.cost.base import Cost, Demand
+from overlapsim.cost.base import Cost, Demand, hbm_name
 from overlapsim.cost.gemm import GemmCost
 from overlapsim.cost.kernels import num_kernels
 from overlapsim.cost.prices import PriceBook
@@ -26,6 +26,9 @@ COMM_PRIORITY: Final = 5
 # share of the time, not a wave of the whole kernel.
 CTA_S: Final = 5e-6
 MOST_WAVES: Final = 64
+# The memory system of a GPU as a rate shared by kernels and by transfers without SMs: a kernel on all SMs takes all of
+# it. Sums of the kernels' shares may end above 1 in the last bit.
+MEMORY_CAPACITY: Final = 1 + 1e-9
 # Host calls of a framework's collective: its kernel, and the events by which two streams wait for each other (12 for the
 # four of a tensor-parallel layer; hwprofiles/SOURCES.md, OP-BYTES).
 COLLECTIVE_CALLS: Final = 3
@@ -108,6 +111,8 @@ class Gpu:
         self._site = site
         self._streams: dict[str, int] = {}
         self._copy_engines: dict[int, int] = {}
+        self._kernels: list[tuple[int, float]] = []
+        self._memory: int | None = None
 
     @cached_property
     def compute_stream(self) -> int:
@@ -220,7 +225,8 @@ class Gpu:
         sms : held while it runs; 1 with the pool of a copy engine
         launches : host calls that it takes (a copy and the flag behind it are two)
         """
-        return self.builder.add_flow(
+        demands = tuple(demands)
+        task = self.builder.add_flow(
             stream=self.comm_stream if stream is None else stream,
             pool=self.pool if pool is None else pool,
             units=units,
@@ -233,6 +239,26 @@ class Gpu:
             op=op,
             tag=tag,
         )
+        # One on SMs slows kernels by the pool's derate.
+        if not sms or pool not in (None, self.pool):
+            self._share_memory(task, duration_s, units, demands)
+        return task
+
+    def _share_memory(self, task: int, duration_s: float, units: int, demands: Iterable[Demand]) -> None:
+        """Let a transfer without SMs and the kernels beside it slow each other, equally, by what it draws of HBM.
+
+        Kernels on all SMs then run at `OverlapSpec.speed_beside`, those on few SMs at their own speed.
+        """
+        hbm = hbm_name(self.device)
+        drawn = sum(d.amount / d.capacity for d in demands if d.resource == hbm)
+        speed = self.prices.overlap.speed_beside(drawn / duration_s) if drawn else 1.0
+        if speed == 1.0:
+            return
+        if self._memory is None:
+            self._memory = self.builder.add_resource(MEMORY_CAPACITY, f"memory[{self.device}]")
+            for kernel, amount in self._kernels:
+                self.builder.add_demand(kernel, self._memory, amount)
+        self.builder.add_demand(task, self._memory, (1 / speed - 1) * duration_s / units)
 
     def add_waiter(self, source: int, units: int, *, op: str, tag: str) -> int:
         """Add the kernel that spins on an SM until `units` of `source` are done; releasing costs the signal's time."""
@@ -263,7 +289,7 @@ class Gpu:
     ) -> int:
         # Costs name the HBM of device 0; the kernel reads its own.
         own = (Demand(d.resource.replace("[0]", f"[{self.device}]"), d.amount, d.capacity) for d in demands)
-        return self.builder.add_blocks(
+        task = self.builder.add_blocks(
             stream=self.compute_stream if stream is None else stream,
             pool=self.pool,
             units=units,
@@ -275,6 +301,10 @@ class Gpu:
             op=op,
             tag=tag,
         )
+        self._kernels.append((task, unit_s / self.num_sms))
+        if self._memory is not None:
+            self.builder.add_demand(task, self._memory, unit_s / self.num_sms)
+        return task
 
     def _per_unit(self, demands: Iterable[Demand], units: int) -> dict[int, float]:
         return {self.builder.add_resource(d.capacity, d.resource): d.amount / units for d in demands}
