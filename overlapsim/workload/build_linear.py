@@ -64,8 +64,9 @@ def norm_backward(r: Recorder, part: Part, name: str, *, summed: bool = True) ->
 
 
 def _local(r: Recorder, part: Part, name: str, kind: str, direction: str = "fwd", pass_: str = "") -> None:
-    """A kernel over the hidden activations of one rank."""
-    r.kernel(name, MemoryOp(kind, part.tokens.local, part.model.hidden, part.model.dtype, direction), pass_=pass_)
+    """A kernel over the hidden activations of one rank; no gradient of an input waits for one of a weight."""
+    work = MemoryOp(kind, part.tokens.local, part.model.hidden, part.model.dtype, direction)
+    r.kernel(name, work, pass_=pass_, main=pass_ != "wgrad")
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,11 @@ def gemm_backward(
     r: Recorder, part: Part, name: str, rows: int, inputs: int, outputs: int, keep: frozenset[str]
 ) -> None:
     """Record the two GEMMs of a linear layer's backward pass, and the sum of its weight gradient where it is apart."""
-    linear = Linear(rows, inputs, outputs)
+    linear, given = Linear(rows, inputs, outputs), r.last
     if "dgrad" in keep:
         _input_gradient(r, part, name, linear)
     if "wgrad" in keep:
-        _weight_gradient(r, part, name, linear)
+        _weight_gradient(r, part, name, linear, given)
 
 
 def column_backward(r: Recorder, part: Part, name: str, linears: Sequence[Linear], keep: frozenset[str]) -> None:
@@ -112,6 +113,7 @@ def column_backward(r: Recorder, part: Part, name: str, linears: Sequence[Linear
         if "dgrad" in keep:
             reduce_gradient(r, part, name)
         return
+    given = r.last
     for linear in linears:
         _bias_gradient(r, part, name, linear, keep)
         _input_gradient(r, part, name, linear)
@@ -119,15 +121,15 @@ def column_backward(r: Recorder, part: Part, name: str, linears: Sequence[Linear
         part.reduction, name, part.hidden_bytes, tp, group="tp", pass_="dgrad", stream=TP_STREAM, needs=[r.last],
         main=False,
     )  # fmt: skip
-    r.also(gathered)
     for linear in linears:
-        _weight_gradient(r, part, name, linear)
+        _weight_gradient(r, part, name, linear, given, gathered)
     r.also(reduced)
 
 
 def _bias_gradient(r: Recorder, part: Part, name: str, linear: Linear, keep: frozenset[str]) -> None:
     if linear.bias and "wgrad" in keep:
-        r.kernel(name, MemoryOp("bias_add", linear.rows, linear.outputs, part.model.dtype, "bwd"), pass_="wgrad")
+        work = MemoryOp("bias_add", linear.rows, linear.outputs, part.model.dtype, "bwd")
+        r.kernel(name, work, pass_="wgrad", needs=[r.last], main=False)
         accumulate(r, part, name, linear.outputs)
 
 
@@ -135,12 +137,16 @@ def _input_gradient(r: Recorder, part: Part, name: str, linear: Linear) -> None:
     r.gemm(name, linear.rows, linear.inputs, linear.outputs, pass_="dgrad", dtype=part.gemm_dtype)
 
 
-def _weight_gradient(r: Recorder, part: Part, name: str, linear: Linear) -> None:
-    r.gemm(name, linear.outputs, linear.inputs, linear.rows, pass_="wgrad", dtype=part.gemm_dtype)
+def _weight_gradient(r: Recorder, part: Part, name: str, linear: Linear, *needs: int) -> None:
+    r.gemm(
+        name, linear.outputs, linear.inputs, linear.rows, pass_="wgrad", dtype=part.gemm_dtype,
+        needs=needs, main=False,
+    )  # fmt: skip
     accumulate(r, part, name, linear.inputs * linear.outputs)
 
 
 def accumulate(r: Recorder, part: Part, name: str, parameters: int) -> None:
-    """Add a gradient to the main one by a kernel of its own, where nothing else does."""
+    """Add the gradient recorded last to the main one by a kernel of its own, where nothing else does."""
     if part.recipe.accumulation == "separate":
-        r.kernel(name, MemoryOp("grad_accumulate", parameters, 1, part.model.dtype), pass_="wgrad")
+        work = MemoryOp("grad_accumulate", parameters, 1, part.model.dtype)
+        r.kernel(name, work, pass_="wgrad", needs=[len(r) - 1], main=False)

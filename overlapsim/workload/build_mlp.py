@@ -179,9 +179,11 @@ def _grouped_backward(
     r: Recorder, part: Part, name: str, rows: tuple[int, ...], n: int, k: int, dtype: str, keep: frozenset[str]
 ) -> None:
     """Two grouped GEMMs; the weight gradient's products share a depth of one expert's rows."""
+    given = r.last
     if "dgrad" in keep:
         r.kernel(name, GroupedGemmOp(rows, k, n, dtype), pass_="dgrad")
     if "wgrad" in keep:
         depth = max(1, round(sum(rows) / max(1, len(rows))))
-        r.kernel(name, GroupedGemmOp((n,) * len(rows), k, depth, dtype), pass_="wgrad")
+        work = GroupedGemmOp((n,) * len(rows), k, depth, dtype)
+        r.kernel(name, work, pass_="wgrad", needs=[given], main=False)
         accumulate(r, part, name, len(rows) * n * k)
