@@ -31,6 +31,9 @@ FREE = {"testing", "__init__"}  # the test kit looks at everything and is import
 ONLY_HERE = {
     "numba": {"overlapsim/jit.py"},
     "simpy": {"overlapsim/engine/reference.py"},
+    "dask": set(),
+    "distributed": {"overlapsim/sweep/cluster.py"},
+    "pyarrow": {"overlapsim/sweep/parquet.py"},
     "torch": set(),
     "triton": set(),
     "matplotlib": {
@@ -96,7 +99,7 @@ def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from click.testing import CliRunner; from overlapsim.cli.main import cli\n"
         "result = CliRunner().invoke(cli, ['--help']); assert result.exit_code == 0, result.output\n"
-        "heavy = {'numpy', 'pandas', 'scipy', 'matplotlib', 'numba', 'torch', 'simpy', 'yaml', 'rich'}\n"
+        "heavy = {'numpy', 'pandas', 'scipy', 'matplotlib', 'numba', 'torch', 'simpy', 'yaml', 'rich', 'dask', 'pyarrow'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

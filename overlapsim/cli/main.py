@@ -17,6 +17,7 @@ COMMANDS: Final = {
     "operator": ("overlapsim.cli.operator", "Plan how one GEMM overlaps with its collective."),
     "crossover": ("overlapsim.cli.crossover", "Find the row count from which overlap pays."),
     "simulate": ("overlapsim.cli.simulate", "Simulate a training step: its time, where it goes, memory of each GPU."),
+    "sweep": ("overlapsim.cli.sweep", "Ask plan, simulate or operator for many points; resume where it was killed."),
     "trace": ("overlapsim.cli.trace", "Simulate a plan file again; write its trace or plot."),
     "calibrate": ("overlapsim.cli.calibrate", "Turn measurements into a profile of your machine."),
     "compare": ("overlapsim.cli.compare", "Hold a measured file against the prediction."),
