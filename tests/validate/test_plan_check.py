@@ -25,6 +25,8 @@ PLANS = [
     ("ring_exchange", "all_gather", {}),
     ("ring_exchange", "reduce_scatter", {}),
     ("pipelined_rs", "reduce_scatter", {}),
+    ("async_tp", "all_gather", {}),
+    ("async_tp", "reduce_scatter", {}),
     ("bulk", "reduce_scatter", {"independent_bytes": 2.0**20}),
     ("fused_tiles", "all_gather", {"cluster": "h100-sxm8", "dtype": "fp16"}),
 ]
@@ -32,6 +34,7 @@ PLANS = [
 UNAPPLIED = {
     "ring_exchange": {"transport_not_applied"},
     "pipelined_rs": {"comm_sms_not_applied", "sm_margin_not_applied"},
+    "async_tp": {"transport_not_applied"},
     "bulk": {"comm_sms_not_applied"},
     "fused_tiles": {"transport_not_applied"},
 }
@@ -74,6 +77,7 @@ def edited(path: Path, change: dict[str, object], block: str = "settings") -> Pa
         ("ring_exchange", "all_gather", {"form": "spiral"}, "form"),
         ("ring_exchange", "all_gather", {"step_rows": [300]}, "step_rows"),
         ("pipelined_rs", "reduce_scatter", {"split_rows": [1]}, "split_rows"),
+        ("async_tp", "all_gather", {"way": "by_mail"}, "way"),
         ("fused_tiles", "all_gather", {"comm_rows": 0}, "comm_rows"),
     ],
 )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from overlapsim.strategies.ring_exchange.steps import steps_of
-from overlapsim.validate.runners.ring_steps import FORMS, gather_steps, scatter_steps
+from overlapsim.validate.runners.ring_steps import FORMS, gather_steps, pull_steps, scatter_steps
 
 from overlapsim.errors import PlanError
 from overlapsim.strategy.base import Pair
@@ -12,13 +12,13 @@ from overlapsim.strategy.shards import shard_rows
 from overlapsim.workload.operators import CollectiveOp, GemmOp
 
 
-@given(st.integers(2, 12), st.sampled_from(FORMS))
+@given(st.integers(2, 12), st.sampled_from((*FORMS, "pull")))
 def test_a_gather_brings_every_shard_once_and_only_what_the_sender_has(ranks: int, form: str) -> None:
     if form == "aggregate" and ranks % 2:
         with pytest.raises(PlanError, match="pairs"):
             gather_steps(0, ranks, form)
         return
-    every = [gather_steps(rank, ranks, form) for rank in range(ranks)]
+    every = [pull_steps(rank, ranks) if form == "pull" else gather_steps(rank, ranks, form) for rank in range(ranks)]
     for rank, steps in enumerate(every):
         assert sorted(shard for step in steps for shard in step.shards) == list(range(ranks))
         has = {rank}

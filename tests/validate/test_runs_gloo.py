@@ -23,6 +23,8 @@ def plans(folder: Path, ranks: int) -> int:
         ("ring_exchange", "all_gather"),
         ("ring_exchange", "reduce_scatter"),
         ("pipelined_rs", "reduce_scatter"),
+        ("async_tp", "all_gather"),
+        ("async_tp", "reduce_scatter"),
     ):
         write_plan(folder / f"{strategy}-{collective}.yaml", strategy, collective, ranks=ranks, m=301, n=203, k=70)
     for collective in ("all_gather", "reduce_scatter"):

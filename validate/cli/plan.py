@@ -59,6 +59,10 @@ def command(
         for finding in spec.findings:
             click.echo(f"finding {finding.code}: {finding.message}")
         return
+    if ranks is not None:
+        # Before anything is started: what does not fit is one line, not one a rank.
+        with compile_note():
+            read_spec(plan, ranks=ranks, cluster=cluster)
     with on_ranks(ranks, backend, timeout) as joined:
         if joined is None:
             return

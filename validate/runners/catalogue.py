@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from overlapsim.errors import PlanError
 from overlapsim.plan import Finding
@@ -51,10 +51,10 @@ def check_settings(spec: RunSpec) -> None:
 def unapplied(spec: RunSpec) -> tuple[Finding, ...]:
     """What a plan asks for that its runner does not do: times may differ from the plan's for it."""
     settings, found = spec.settings, []
-    if settings.get("comm_engine") == "copy_engine" or settings.get("transport") in ("copy_engine", "stores"):
-        text = "transfers go through the library's send and receive, which hold SMs; the plan priced copies or stores"
+    if settings.get("comm_engine") in ("copy_engine", "nvls") or settings.get("transport") in ("copy_engine", "stores"):
+        text = "transfers go through the library and hold SMs; the plan priced copy engines, stores or the switch"
         found.append(Finding("transport_not_applied", text))
-    if settings.get("comm_sms") and settings.get("comm_engine") != "copy_engine":
+    if settings.get("comm_sms"):
         text = (
             f"the plan gives the collective {settings['comm_sms']} SMs; NCCL takes NCCL_MAX_CTAS for the whole process"
         )
@@ -68,10 +68,28 @@ def unapplied(spec: RunSpec) -> tuple[Finding, ...]:
 
 
 def make_runner(problem: Problem) -> Runner:
-    """Runner of a plan on this rank; imports torch and what the plan needs."""
+    """Runner of a plan on this rank; imports torch and what the plan needs, and sets its kinds of arithmetic."""
+    if problem.device.type == "cuda":
+        _set_arithmetic(problem.spec)
     module, _, function = _entry(problem.spec.strategy).make.partition(":")
     runner: Runner = getattr(importlib.import_module(module), function)(problem)
     return runner
+
+
+def _set_arithmetic(spec: RunSpec) -> None:
+    """Tell the vendor's GEMMs which types to multiply and to add in, as the plan was priced."""
+    import torch
+
+    matmul: Any = torch.backends.cuda.matmul
+    matmul.allow_tf32 = spec.dtype == "tf32"
+    half = spec.accumulate == "fp16"
+    if hasattr(matmul, "allow_fp16_accumulation"):
+        matmul.allow_fp16_accumulation = half
+    elif half:
+        raise PlanError(
+            "the plan accumulates in fp16, which this torch does not offer; install torch 2.7 or newer, or plan with "
+            "--accumulate fp32"
+        )
 
 
 def _entry(strategy: str) -> Entry:
@@ -119,6 +137,17 @@ def _check_pair(spec: RunSpec) -> None:
         raise PlanError("a bulk plan without independent_bytes in its inputs; plan again with --independent SIZE")
 
 
+def _check_ways(spec: RunSpec) -> None:
+    way = spec.settings.get("way")
+    known = ("decomposed",) if spec.collective == "reduce_scatter" else ("nvls_gather", "flag_gemm", "decomposed")
+    if way not in known:
+        raise PlanError(f"way in the plan's settings is {way!r}; expected {' or '.join(known)}: plan again")
+    if way == "decomposed":
+        _check_rows("step_rows")(spec)
+    if way == "flag_gemm" and spec.m % spec.ranks:
+        raise PlanError(f"flag_gemm takes rows that divide over the ranks; {spec.m} over {spec.ranks} do not")
+
+
 def _check_fused(spec: RunSpec) -> None:
     from overlapsim.validate.kernels.config import GemmConfig
 
@@ -146,6 +175,7 @@ RUNNERS: Final[Mapping[str, Entry]] = {
     "pipelined_rs": Entry(f"{_ROOM}.chunked:make_pipelined", ("reduce_scatter",), _check_rows("split_rows")),
     "wave_group": Entry(f"{_ROOM}.wave_group:make", _AFTER, _check_groups),
     "ring_exchange": Entry(f"{_ROOM}.ring_exchange:make", ("all_gather", "reduce_scatter"), _check_ring),
+    "async_tp": Entry(f"{_ROOM}.async_tp:make", ("all_gather", "reduce_scatter"), _check_ways),
     "bulk": Entry(f"{_ROOM}.bulk:make", ("all_gather", *_AFTER), _check_pair),
     "fused_tiles": Entry(f"{_ROOM}.fused_tiles:make", ("all_gather",), _check_fused),
 }

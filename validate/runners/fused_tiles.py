@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -16,6 +16,8 @@ WAIT_S: Final = 10.0
 """After which a tile gives up waiting, and the shard that did not arrive is named."""
 COMM_SMS: Final = 16
 """SMs that the kernel leaves to the library's transfers: all NVSwitch channels of current NCCL defaults fit in."""
+DEFAULTS: Final[Mapping[str, int]] = {"bm": 128, "bn": 128, "bk": 64, "stages": 3}
+"""Kernel of plans that name none: the tile that most devices' profiles list."""
 
 
 class ArrivalRunner(Runner):
@@ -32,13 +34,13 @@ class ArrivalRunner(Runner):
         super().__init__(problem)
         spec, rank, device = problem.spec, problem.rank, problem.device
         shard = spec.m // spec.ranks
-        self._rows = comm_rows(shard, int(spec.settings["comm_rows"]))
+        self._rows = comm_rows(shard, int(spec.settings.get("comm_rows", shard)))
         self._per_rank = shard // self._rows
         pieces = spec.ranks * self._per_rank
         # Own rows are there; the others arrive round the ring, nearest first.
         sources = [(rank + step) % spec.ranks for step in range(spec.ranks)]
         self._arrival = [source * self._per_rank + piece for source in sources for piece in range(self._per_rank)]
-        config = launch.GemmConfig.from_settings({"stages": 3, **spec.settings})
+        config = launch.GemmConfig.from_settings({**DEFAULTS, **spec.settings})
         self._order = launch.ArrivalOrder.by_arrival(spec.m, spec.n, config, self._arrival, device=device)
         self._flags = launch.new_counters(pieces, device)
         self._status = launch.new_status(pieces, device)

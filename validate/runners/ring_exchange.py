@@ -50,9 +50,9 @@ class RingRunner(Runner):
 class GatherRing(RingRunner):
     """all_gather before the GEMM."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, steps: Sequence[RingStep]) -> None:
         spec = problem.spec
-        super().__init__(problem, gather_steps(problem.rank, spec.ranks, spec.settings["form"]))
+        super().__init__(problem, steps)
         self._a, self._c = problem.empty(spec.m, spec.k), problem.empty(spec.m, spec.n)
         self.poison()
 
@@ -100,9 +100,9 @@ class HostGatherRing(GatherRing):
 class ScatterRing(RingRunner):
     """reduce_scatter after the GEMM."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, steps: Sequence[RingStep]) -> None:
         spec = problem.spec
-        super().__init__(problem, scatter_steps(problem.rank, spec.ranks, spec.settings["form"]))
+        super().__init__(problem, steps)
         self._a, self._c = problem.empty(spec.m, spec.k), problem.empty(spec.m, spec.n)
         # The last step may get two sums for the same rows, one from each side.
         self._received = {
@@ -149,8 +149,14 @@ class ScatterRing(RingRunner):
         return self._c[self._at[rank]], Placed.summed(rows)
 
 
+def gather_by(problem: Problem, steps: Sequence[RingStep]) -> Runner:
+    """Runner of an all_gather in given steps."""
+    return HostGatherRing(problem, steps) if problem.device.type == "cpu" else GatherRing(problem, steps)
+
+
 def make(problem: Problem) -> Runner:
     """Runner of a ring plan."""
-    if problem.spec.collective == "reduce_scatter":
-        return ScatterRing(problem)
-    return HostGatherRing(problem) if problem.device.type == "cpu" else GatherRing(problem)
+    spec = problem.spec
+    if spec.collective == "reduce_scatter":
+        return ScatterRing(problem, scatter_steps(problem.rank, spec.ranks, spec.settings["form"]))
+    return gather_by(problem, gather_steps(problem.rank, spec.ranks, spec.settings["form"]))

@@ -105,6 +105,21 @@ def scatter_steps(rank: int, ranks: int, form: str) -> tuple[RingStep, ...]:
     return tuple(steps)
 
 
+def pull_steps(rank: int, ranks: int) -> tuple[RingStep, ...]:
+    """Steps of a gather in which every shard comes straight from the rank that owns it, the nearest first.
+
+    Examples
+    --------
+    >>> [(step.shards, step.received) for step in pull_steps(1, 3)]
+    [((1,), ()), ((2,), ((2, 2),)), ((0,), ((0, 0),))]
+    """
+    steps = [RingStep((rank,))]
+    for step in range(1, ranks):
+        source, taker = (rank + step) % ranks, (rank - step) % ranks
+        steps.append(RingStep((source,), ((source, source),), ((taker, rank),)))
+    return tuple(steps)
+
+
 def _check(ranks: int, form: str, *, aggregate: bool) -> None:
     if form not in FORMS or (form == "aggregate" and not aggregate):
         raise PlanError(f"form of a ring is {form!r}; expected {', '.join(FORMS[: 2 + aggregate])}")
