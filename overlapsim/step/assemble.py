@@ -9,16 +9,18 @@ import numpy as np
 
 from overlapsim.cost.prices import PriceBook
 from overlapsim.schedule.builder import ProgramBuilder
-from overlapsim.schedule.pipeline import PipelineSchedule
+from overlapsim.schedule.pipeline import WEIGHT_GRAD, PipelineSchedule
 from overlapsim.schedule.pipeline_program import PipelineTasks, lower_pipeline
 from overlapsim.schedule.program import BLOCKS, Int, Program
 from overlapsim.step.blocks import Piece
+from overlapsim.step.buckets import Kind, place_of
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.line import Line
 from overlapsim.step.perturb import jitter_factors
 from overlapsim.step.pieces import StagePieces
 from overlapsim.step.replicas import HEALTHY, Replica, coupled_ranks
 from overlapsim.step.traffic import StageTraffic, embedding_reduction, stage_traffic
+from overlapsim.workload.build import Which
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.operators import CollectiveOp
 from overlapsim.workload.stage_weights import LocalParameters, stage_parameters
@@ -100,31 +102,28 @@ class _Step:
         stations = dict.fromkeys(station for replica in pipelines for station in replica.stations)
         pieces = {station: StagePieces(inputs, station.prices(prices), schedule) for station in stations}
         self.pieces = tuple(pieces.values())
+        self.traffic = [stage_traffic(inputs, d) for d in range(schedule.num_devices)]
         self.lines = [
-            Line(inputs, schedule, replica, number, self.builder, pieces, self.blocks)
+            Line(inputs, schedule, replica, number, self.builder, pieces, self.blocks, self.traffic)
             for number, replica in enumerate(pipelines)
         ]
-        self.traffic = [stage_traffic(inputs, d) for d in range(schedule.num_devices)]
 
     def add_first_gathers(self) -> list[list[list[int]]]:
         """Parameters that the step before has updated, gathered under this step's first forwards; by device."""
         if self.inputs.dp_overlap != "both" or not self.inputs.layout.zero:
             return []
-        return [[self._joined(op, device) for op in traffic.gather] for device, traffic in enumerate(self.traffic)]
+        return [[self._joined(op, device) for op, _ in traffic.gather] for device, traffic in enumerate(self.traffic)]
 
     def gate_forwards(self, tasks: Sequence[PipelineTasks], gathers: Sequence[Sequence[Sequence[int]]]) -> None:
-        """Let each stage's first forward wait, layer by layer, for its parameters."""
+        """Let each stage's first forward wait, unit by unit, for its parameters."""
         for device, pieces in enumerate(gathers):
-            stages = self._stages(device)
-            for number, members in enumerate(pieces):
-                # Pieces come in the order of the device's layers: stage after stage, layer after layer.
-                place = number * len(stages) / len(pieces)
-                stage = stages[int(place)]
-                layers = max(1, len(self.lines[0].pieces[device].layers[stage]))
+            units = [u for stage in self._stages(device) for u in self.lines[0].pieces[device].units(stage, "forward")]
+            for (op, before), members in zip(self.traffic[device].gather, pieces, strict=True):
+                place = place_of(units, _kind(op), before, end=False)
                 for own, member in zip(tasks, members, strict=True):
-                    per_layer = int(own.units[own.first_forward(stage)]) // layers
-                    layer = min(layers - 1, int((place % 1) * layers))
-                    own.add_weight_edge(self.builder, member, stage, unit=layer * per_layer)
+                    count = int(own.units[own.first_forward(place.stage)])
+                    unit = min(count - 1, round(place.share * count))
+                    own.add_weight_edge(self.builder, member, place.stage, unit=unit)
 
     def add_reductions(self, tasks: Sequence[PipelineTasks]) -> list[int]:
         """Gradients of every device, each piece as soon as it is complete in all pipelines."""
@@ -159,7 +158,7 @@ class _Step:
     def add_last_gathers(self, optimizers: Sequence[Sequence[int]]) -> None:
         """Parameters gathered after the optimizer, at the end of the step."""
         for device, traffic in enumerate(self.traffic):
-            for op in traffic.gather:
+            for op, _ in traffic.gather:
                 for own, member in zip(optimizers, self._joined(op, device), strict=True):
                     self.builder.add_edge(own[device], member)
 
@@ -170,16 +169,18 @@ class _Step:
 
     def _reduce(self, tasks: Sequence[PipelineTasks], device: int, traffic: StageTraffic) -> list[int]:
         found: list[int] = []
-        stages = self._stages(device)
+        last: Which = "weight_grad" if (self.schedule.kind >= WEIGHT_GRAD).any() else "backward"
+        # The last stage's backward comes first.
+        pieces = self.lines[0].pieces[device]
+        units = [u for stage in reversed(self._stages(device)) for u in pieces.units(stage, last)]
         for op, done in traffic.reduce:
             members = self._joined(op, device)
             found += members
-            # The last stage's backward comes first: buckets follow from the last layer of the device to the first.
-            place = done * len(stages)
-            stage = stages[len(stages) - 1 - min(len(stages) - 1, int(np.ceil(place - 1e-9)) - 1)]
-            share = place - (np.ceil(place - 1e-9) - 1)
+            place = place_of(units, _kind(op), done, end=True)
             for own, member in zip(tasks, members, strict=True):
-                own.add_gradient_edge(self.builder, member, stage, done=min(1.0, max(1e-9, share)))
+                count = int(own.units[own.last_backward(place.stage)])
+                share = max(1, round(place.share * count)) / count
+                own.add_gradient_edge(self.builder, member, place.stage, done=share)
         return found
 
     def _joined(self, op: CollectiveOp, device: int) -> list[int]:
@@ -204,6 +205,10 @@ class _Step:
             op=block.op,
             tag="optimizer",
         )
+
+
+def _kind(op: CollectiveOp) -> Kind:
+    return "expert" if op.name.endswith("expert") else "dense"
 
 
 def _own_parameters(local: LocalParameters, layout: Layout) -> float:

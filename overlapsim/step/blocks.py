@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -26,6 +27,10 @@ from overlapsim.workload.operators import STEP_PREFIXES, CollectiveOp, OperatorG
 PASSES: Final = 16
 """Copies of a block over which the hosts of its ranks drift apart. A step has more passes before a host waits for its
 GPU: collectives then stand longer on the early ranks, and blocks end hardly later."""
+LONGEST_UNIT_S: Final = 60.0
+"""Longest unit of a task, a little below the engine's."""
+BESIDE: Final = 8
+"""Times a block's duration that a collective beside it lasts: no block is slowed that much."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +153,40 @@ def simulate_turn(
         amounts, capacities = _demands(program, (timeline.t_end > start) & (timeline.t_end <= end))
         pieces.append(Piece((end - start) / 1e12, spans(timeline, start, end), amounts, capacities, found))
     return pieces[0], pieces[1]
+
+
+def speed_beside(
+    context: Context, composition: Composition, flow: CollectiveOp, *, launch_s: float = 0.0, contention: bool = True
+) -> float:
+    """Speed of a block while a collective of another part of the step runs all the time, over its speed alone.
+
+    The collective holds SMs, so that kernels need more waves, and takes its share of memory and links.
+
+    Parameters
+    ----------
+    context, composition, launch_s, contention : as in `simulate_piece`
+    flow : the collective
+    """
+    prices = context.prices
+    ends: list[int] = []
+    seconds, demands = prices.flow(flow)
+    for beside in (False, True):
+        builder = ProgramBuilder()
+        site = Site(builder, prices, launch_s=launch_s)
+        if beside:
+            # Far longer than the block, at the collective's own rates.
+            long_s = BESIDE * ends[0] / 1e12
+            rates = [replace(demand, amount=demand.amount * long_s / seconds) for demand in demands]
+            gpu = site.gpu()
+            stream = gpu.stream("beside")
+            sms = min(prices.comm_sms(flow.kind), gpu.num_sms - 1)
+            units = max(1, math.ceil(long_s / LONGEST_UNIT_S))
+            gpu.add_transfer(long_s, rates, sms=sms, stream=stream, units=units, op=flow.name, tag="beside")
+        compose(context, composition, site)
+        timeline = compiled.run(builder.freeze(), contention=contention, record=False)
+        raise_if_deadlocked(timeline)
+        ends.append(int(timeline.t_end[1 if beside else 0 :].max(initial=1)))
+    return min(1.0, ends[0] / ends[1])
 
 
 def _program(

@@ -78,7 +78,7 @@ def _collectives(inputs: StepInputs, operators: Iterable[tuple[Operator, int]]) 
     for device in {0, inputs.layout.pp - 1}:
         traffic = stage_traffic(whole, device)
         yield from (op for op, _ in traffic.reduce)
-        yield from traffic.gather
+        yield from (op for op, _ in traffic.gather)
     if (shared := embedding_reduction(inputs)) is not None:
         yield shared
     if inputs.layout.pp > 1:

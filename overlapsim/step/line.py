@@ -6,22 +6,24 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import numpy as np
+
 from overlapsim.cost.base import Demand
 from overlapsim.cost.prices import PriceBook
 from overlapsim.schedule.builder import ProgramBuilder
 from overlapsim.schedule.pipeline import PipelineSchedule
 from overlapsim.schedule.pipeline_work import Block, StageWork, Transfer
-from overlapsim.step.blocks import Piece
+from overlapsim.step.blocks import LONGEST_UNIT_S, Piece
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.pieces import StagePieces
 from overlapsim.step.replicas import Replica, Station
-from overlapsim.step.traffic import boundary_bytes
+from overlapsim.step.traffic import StageTraffic, boundary_bytes
 from overlapsim.units import ps_from_s
 from overlapsim.workload.operators import CollectiveOp
 from overlapsim.workload.rank_map import RankMap
 
-LONGEST_UNIT_S: Final = 60.0
-"""Longest step of a block, a little below the engine's longest unit."""
+STEPS_PER_LAYER: Final = 4
+"""Equal steps of a block for each layer: the embedding, a layer and the logits end within half a step of their time."""
 
 
 class Line:
@@ -35,6 +37,7 @@ class Line:
     builder : where tasks go
     pieces : blocks by station, shared between pipelines
     blocks : filled with what each block stands for, by its operator name
+    traffic : data-parallel collectives of each device
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Line:
         builder: ProgramBuilder,
         pieces: Mapping[Station, StagePieces],
         blocks: dict[str, Piece],
+        traffic: Sequence[StageTraffic],
     ) -> None:
         self.inputs, self.schedule, self.replica, self.builder = inputs, schedule, replica, builder
         self.first_device = number * schedule.num_devices
@@ -55,7 +59,7 @@ class Line:
         self._ranks = RankMap(inputs.layout, inputs.rank_order).group("pp")
         num_sms = inputs.cluster.device.num_sms
         self.pools = [
-            builder.add_pool(num_sms, derate=self._beside_communication(d), name=f"gpu{at}", device=at)
+            builder.add_pool(num_sms, derate=self._beside_communication(d, traffic[d]), name=f"gpu{at}", device=at)
             for d, at in enumerate(range(self.first_device, self.first_device + schedule.num_devices))
         ]
         self._dp_streams = [builder.add_stream(priority=5, name=f"dp {d}") for d in range(schedule.num_devices)]
@@ -69,24 +73,24 @@ class Line:
     def stage(self, device: int, stage: int) -> StageWork:
         """Blocks of a stage."""
         split = bool((self.schedule.kind >= 2).any())
-        layers = max(1, len(self.pieces[device].layers[stage]))
+        units = self._units(device, stage)
         get = self.pieces[device].stage
-        forward = self.block(device, get(stage, "forward"), layers, f"forward {stage}")
-        backward = self.block(device, get(stage, "backward"), layers, f"backward {stage}")
+        forward = self.block(device, get(stage, "forward"), units, f"forward {stage}")
+        backward = self.block(device, get(stage, "backward"), units, f"backward {stage}")
         if not split:
             return StageWork(forward, backward)
         return StageWork(
             forward,
             backward,
-            self.block(device, get(stage, "input_grad"), layers, f"input_grad {stage}"),
-            self.block(device, get(stage, "weight_grad"), layers, f"weight_grad {stage}"),
+            self.block(device, get(stage, "input_grad"), units, f"input_grad {stage}"),
+            self.block(device, get(stage, "weight_grad"), units, f"weight_grad {stage}"),
         )
 
     def pair(self, device: int, forward_stage: int, backward_stage: int) -> Block | None:
         """Block of an F&B pair."""
         piece = self.pieces[device].pair(forward_stage, backward_stage)
-        layers = max(1, len(self.pieces[device].layers[backward_stage]))
-        return self.block(device, piece, layers, f"pair {forward_stage} {backward_stage}")
+        units = self._units(device, backward_stage)
+        return self.block(device, piece, units, f"pair {forward_stage} {backward_stage}")
 
     def transfer(self, source: int, target: int, from_stage: int, to_stage: int) -> Transfer | None:
         """Activations or gradients between two devices, with the gather of slices on arrival."""
@@ -138,6 +142,12 @@ class Line:
 
     # Inside
 
+    def _units(self, device: int, stage: int) -> int:
+        """Steps of a block: some for each layer where collectives start or are waited for within it."""
+        if self.inputs.dp_overlap == "none":
+            return 1
+        return STEPS_PER_LAYER * max(1, len(self.pieces[device].layers[stage]))
+
     def _resources(self, demands: Sequence[Demand], source: int, target: int) -> dict[int, float]:
         found: dict[int, float] = {}
         for demand in demands:
@@ -153,13 +163,13 @@ class Line:
             return None
         return self.builder.add_resource(capacity, name.replace("[0]", f"[{self.first_device + device}]"))
 
-    def _beside_communication(self, device: int) -> float:
-        """Speed of a block while a collective holds SMs: the SMs left, and what is shared of HBM and cache."""
-        if not self.inputs.contention:
+    def _beside_communication(self, device: int, traffic: StageTraffic) -> float:
+        """Speed of a device's blocks while one of its data-parallel collectives runs."""
+        if not self.inputs.contention or self.inputs.dp_overlap == "none" or not traffic.reduce:
             return 1.0
-        num_sms = self.inputs.cluster.device.num_sms
-        left = (num_sms - min(self.prices(device).comm_sms("all_reduce"), num_sms - 1)) / num_sms
-        return self.prices(device).overlap.gemm_speed * left
+        largest = max((op for op, _ in traffic.reduce), key=lambda op: op.size_bytes)
+        stage = int(np.flatnonzero(self.schedule.placement[0] == device)[0])
+        return self.pieces[device].speed_beside(stage, largest, gathers=self.inputs.dp_overlap == "both")
 
 
 def parts(seconds: float) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import cached_property
@@ -10,17 +11,18 @@ from overlapsim.cost.launch import LaunchStack, launch_stack
 from overlapsim.cost.prices import PriceBook
 from overlapsim.errors import LayoutError, StrategyError
 from overlapsim.schedule.pipeline import PipelineSchedule
-from overlapsim.step.blocks import Piece, simulate_piece, simulate_turn
+from overlapsim.step.blocks import Piece, simulate_piece, simulate_turn, speed_beside
+from overlapsim.step.buckets import UnitCost
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.pairs import paired
-from overlapsim.step.sharded import Entry
+from overlapsim.step.sharded import Entry, stage_entries, unit_parameters
 from overlapsim.step.sharded_pieces import ShardedPieces
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.compatibility import Setting, check_compatible
 from overlapsim.strategy.compose import Composition
 from overlapsim.workload.build import GraphBuilder, Which
 from overlapsim.workload.model import Layer
-from overlapsim.workload.operators import GemmOp, OperatorGraph
+from overlapsim.workload.operators import CollectiveOp, GemmOp, OperatorGraph
 from overlapsim.workload.stages import chunk_layers
 
 
@@ -59,7 +61,9 @@ def _signature(inputs: StepInputs, prices: PriceBook) -> tuple[object, ...]:
     # Settings that change nothing within a layer; whatever is added to a step counts until it is listed here.
     outside = {"model", "cluster", "layout", "job", "schedule", "p2p", "scatter_gather", "precision", "dp_overlap"}
     outside |= {"bucket_bytes", "rings", "rank_order", "sustained_clock", "composition"}
-    rest = tuple(repr(getattr(inputs, field.name)) for field in fields(StepInputs) if field.name not in outside)
+    rest: tuple[object, ...] = tuple(
+        repr(getattr(inputs, field.name)) for field in fields(StepInputs) if field.name not in outside
+    )
     pairs = tuple((where, c.strategy.name, repr(c.parameters)) for where, c in sorted(inputs.composition.pairs.items()))
     rest += (repr(inputs.composition.setting), pairs) if pairs else ()
     return ("pieces", id(inputs.model), inner, job.micro_batch, job.seq_len, places, shifts, rest)
@@ -101,6 +105,7 @@ class StagePieces:
         self.layers = [inputs.model.layers[begins[s] : begins[s + 1]] for s in range(len(counts))]
         self._stack = _stack(inputs, prices)
         self._used: set[str] = set()
+        self._speeds: dict[object, float] = {}
         self._refusals: dict[str, tuple[str, ...]] = {}
         # Layouts that differ in what no layer sees (stages, replicas) share their layers' blocks through the book. Not
         # with strategies for whole graphs: which of them is used is counted anew for each step.
@@ -146,6 +151,45 @@ class StagePieces:
         for stage, which in ((forward_stage, "forward"), (backward_stage, "backward")):
             total += self._ends(stage, which)  # type: ignore[arg-type]
         return total
+
+    def units(self, stage: int, which: Which) -> tuple[UnitCost, ...]:
+        """Parameters and time of each unit of a stage's pass, in the order it meets them."""
+        layers = [(layer, True) for layer in self.layers[stage]]
+        found = []
+        for entry in stage_entries(layers, which, first=self._is_first(stage), last=self._is_last(stage)):
+            if entry.layer is not None:
+                seconds = self.layer(entry.layer, which, rebuilt=True).duration_s
+            elif entry.unit == "embed":
+                seconds = self.graph(f"embed {which}", self.builder.embedding(which)).duration_s
+            else:
+                seconds = self.graph(f"head {which}", self.builder.head(which)).duration_s
+            found.append(UnitCost(stage, unit_parameters(self.inputs, entry), seconds))
+        return tuple(found)
+
+    def speed_beside(self, stage: int, flow: CollectiveOp, *, gathers: bool) -> float:
+        """Speed of a stage's blocks beside a collective, over that alone: of backwards, and forwards under `gathers`.
+
+        Read from the commonest layer.
+        """
+        if not self.layers[stage]:
+            return 1.0
+        layer = Counter(self.layers[stage]).most_common(1)[0][0]
+        passes: tuple[Which, ...] = ("forward", "backward") if gathers else ("backward",)
+        alone = beside = 0.0
+        for which in passes:
+            key = ("beside", layer, which, flow)
+            if key not in self._speeds:
+                graph = self._one_layer(layer, which)
+                self._speeds[key] = speed_beside(
+                    Context(graph, self.prices),
+                    self._composition(graph),
+                    flow,
+                    launch_s=self._stack.host_s,
+                    contention=self.inputs.contention,
+                )
+            seconds = self.layer(layer, which, rebuilt=True).duration_s
+            alone, beside = alone + seconds, beside + seconds / self._speeds[key]
+        return alone / beside
 
     def graph(self, name: str, graph: OperatorGraph, *, follows: bool = True) -> Piece:
         """Simulate any graph once and keep it by `name`."""

@@ -102,14 +102,15 @@ def _graph(builder: GraphBuilder, entry: Entry) -> OperatorGraph:
 
 def _shards(inputs: StepInputs, entry: Entry) -> Iterator[tuple[str, int, int, str]]:
     """Name, parameters of one rank, ranks and group of what is sharded of a unit."""
-    layout, local = inputs.layout, _parameters(inputs, entry)
+    layout, local = inputs.layout, unit_parameters(inputs, entry)
     if local.dense and layout.dense_shards > 1:
         yield entry.unit, local.dense, layout.dense_shards, "shard"
     if local.expert and layout.expert_shards > 1:
         yield "experts", local.expert, layout.expert_shards, "expert_shard"
 
 
-def _parameters(inputs: StepInputs, entry: Entry) -> LocalParameters:
+def unit_parameters(inputs: StepInputs, entry: Entry) -> LocalParameters:
+    """Parameters of a unit on one rank; norms beside embedding and logits left out."""
     model, layout = inputs.model, inputs.layout
     if entry.layer is not None:
         return layer_parameters_local(model, entry.layer, layout)

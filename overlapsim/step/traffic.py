@@ -24,12 +24,12 @@ class StageTraffic:
 
     Attributes
     ----------
-    reduce : with the share of the last backward after which each may start
-    gather : of parameters after the optimizer (ZeRO)
+    reduce : with the share of the gradients of its kind that must be complete before each starts
+    gather : of parameters after the optimizer (ZeRO), with the share of them that comes before
     """
 
     reduce: tuple[tuple[CollectiveOp, float], ...]
-    gather: tuple[CollectiveOp, ...]
+    gather: tuple[tuple[CollectiveOp, float], ...]
 
 
 def precision_of(inputs: StepInputs) -> StatePrecision:
@@ -48,7 +48,7 @@ def stage_traffic(inputs: StepInputs, device: int) -> StageTraffic:
     width, layout = precision_of(inputs), inputs.layout
     local = stage_parameters(inputs.model, layout, device, inputs.job.stage_layers)
     reduce: list[tuple[CollectiveOp, float]] = []
-    gather: list[CollectiveOp] = []
+    gather: list[tuple[CollectiveOp, float]] = []
     for parameters, name, groups in _parts(local, layout):
         size = float(parameters * width.gradient_bytes)
         pieces = _num_buckets(inputs, size)
@@ -62,8 +62,9 @@ def stage_traffic(inputs: StepInputs, device: int) -> StageTraffic:
         if layout.zero and not inputs.sharded and groups.shards > 1:
             own, count = float(parameters * width.parameter_bytes), pieces if inputs.dp_overlap == "both" else 1
             op = CollectiveOp("all_gather", own / count, groups.shards, inputs.model.dtype, name, group=groups.shard)
-            gather += [op] * count
+            gather += [(op, number / count) for number in range(count)]
     reduce.sort(key=lambda entry: entry[1])
+    gather.sort(key=lambda entry: entry[1])
     return StageTraffic(tuple(reduce), tuple(gather))
 
 

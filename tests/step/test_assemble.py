@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from overlapsim.schedule.program import BLOCKS, FLOW
 from overlapsim.step.assemble import StepProgram
 from overlapsim.step.inputs import StepInputs
+from overlapsim.step.line import STEPS_PER_LAYER
 from overlapsim.step.simulate import StepResult
 from overlapsim.step.traffic import MOST_BUCKETS, stage_traffic
 from overlapsim.workload.stage_weights import stage_parameters
@@ -57,12 +58,14 @@ def test_every_task_is_on_a_device_of_the_pipeline() -> None:
     assert set(found.receiver[others].tolist()) == {-1}
 
 
-def test_blocks_have_a_unit_a_layer() -> None:
-    """So that the buckets of a layer's gradients can start when it is done."""
+def test_blocks_have_units_where_buckets_start_within_them() -> None:
+    """So that the buckets of a layer's gradients can start when it is done; else a block is one unit."""
+    found = step(GPT, "pp=4,dp=2", 8, dp_overlap="gradients").program
+    layers = {int(found.program.units[task]) for task in ops(found, r"(forward|backward) \d+")}
+    assert layers == {2 * STEPS_PER_LAYER}
     found = step(GPT, "pp=4", 4).program
     program = found.program
-    layers = {int(program.units[task]) for task in ops(found, r"(forward|backward) \d+")}
-    assert layers == {2}
+    assert {int(program.units[task]) for task in ops(found, r"(forward|backward) \d+")} == {1}
     assert all(program.sm[task] == 1 for task in ops(found, r"forward \d+"))
 
 
@@ -108,7 +111,7 @@ def test_bytes_of_the_traffic() -> None:
         done = [share for _, share in traffic.reduce]
         assert done == sorted(done)
         assert done[-1] == 1
-        gathered = sum(op.size_bytes for op in traffic.gather)
+        gathered = sum(op.size_bytes for op, _ in traffic.gather)
         assert gathered == pytest.approx(2 * local if inputs.layout.zero else 0)
 
 
