@@ -37,7 +37,7 @@ ONLY_HERE = {
     "torch": set(),
     "triton": set(),
     "matplotlib": {
-        f"overlapsim/report/{name}.py" for name in ("plots", "compare_plot", "figures", "scatter", "curves")
+        f"overlapsim/report/{name}.py" for name in ("plots", "plan_plot", "compare_plot", "figures", "scatter", "curves")
     },
 }
 PUBLIC = {"overlapsim." + room for room in ("cost", "strategy", "schedule", "workload", "plan", "units", "errors")}

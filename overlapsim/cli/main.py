@@ -16,6 +16,7 @@ from overlapsim.errors import OverlapSimError
 COMMANDS: Final = {
     "operator": ("overlapsim.cli.operator", "Plan how one GEMM overlaps with its collective."),
     "crossover": ("overlapsim.cli.crossover", "Find the row count from which overlap pays."),
+    "plan": ("overlapsim.cli.plan", "Plan a training step: layouts, strategies and schedules, ranked and explained."),
     "simulate": ("overlapsim.cli.simulate", "Simulate a training step: its time, where it goes, memory of each GPU."),
     "sweep": ("overlapsim.cli.sweep", "Ask plan, simulate or operator for many points; resume where it was killed."),
     "trace": ("overlapsim.cli.trace", "Simulate a plan file again; write its trace or plot."),

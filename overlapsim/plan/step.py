@@ -23,7 +23,8 @@ class StepPlanInputs:
     cluster, cluster_sha256, nodes : as in `OperatorInputs`; with ``tokens_per_s_per_gpu`` plans may use fewer nodes
     global_batch, seq_len : sequences of a step, tokens of each
     objective : what plans are ranked by
-    constraints : rules on degrees and settings, such as ``tp<=8`` and ``schedule=1f1b``
+    constraints : rules on degrees and settings, such as ``tp<=8`` and ``recompute=full``
+    schedules : that were tried; empty: the planner's
     memory_bytes : of one GPU, that a plan may use; None: all of its HBM
     recipe : name of the kernels that run
     stack, sustained_clock : how kernels are launched; clock of a long run over that of a short benchmark
@@ -41,6 +42,7 @@ class StepPlanInputs:
     seq_len: int
     objective: Objective = "step_time"
     constraints: tuple[str, ...] = ()
+    schedules: tuple[str, ...] = ()
     memory_bytes: float | None = None
     recipe: str = "modern"
     stack: str = "graph"

@@ -142,13 +142,26 @@ class Replay:
 
     def differences(self, simulated_s: float) -> tuple[Finding, ...]:
         """Finding ``plan_differs`` where the simulation does not give the time that the plan predicts."""
-        if abs(simulated_s - self.planned_s) <= SAME_TIME * abs(self.planned_s):
-            return ()
-        message = (
-            f"{self.strategy.name} takes {format_time(simulated_s)} where the plan says {format_time(self.planned_s)}: "
-            "its inputs or the profile were edited since; plan again"
-        )
-        return (Finding("plan_differs", message),)
+        return time_differs(self.strategy.name, simulated_s, self.planned_s)
+
+
+def time_differs(what: str, simulated_s: float, planned_s: float) -> tuple[Finding, ...]:
+    """Finding ``plan_differs`` where a simulation does not give the time that its plan predicts."""
+    if abs(simulated_s - planned_s) <= SAME_TIME * abs(planned_s):
+        return ()
+    message = (
+        f"{what} takes {format_time(simulated_s)} where the plan says {format_time(planned_s)}: its inputs or the "
+        "profile were edited since; plan again"
+    )
+    return (Finding("plan_differs", message),)
+
+
+def cluster_differs(planned_sha256: str, cluster: Cluster) -> tuple[Finding, ...]:
+    """Finding ``cluster_changed`` where a profile is not the one a plan was made with."""
+    if planned_sha256 == cluster.digest:
+        return ()
+    message = f"the profile {cluster.name} is not the one this plan was made with; plan again"
+    return (Finding("cluster_changed", message),)
 
 
 def replay(plan: OperatorPlan, cluster: Cluster) -> Replay:
@@ -169,13 +182,7 @@ def replay(plan: OperatorPlan, cluster: Cluster) -> Replay:
     if not plan.operators:
         raise PlanError("the plan has no operators; plan again with `operator -o`")
     chosen = plan.operators[0]
-    findings: tuple[Finding, ...] = ()
-    if plan.inputs.cluster_sha256 != cluster.digest:
-        findings = (
-            Finding(
-                "cluster_changed", f"the profile {cluster.name} is not the one this plan was made with; plan again"
-            ),
-        )
+    findings = cluster_differs(plan.inputs.cluster_sha256, cluster)
     strategy, context = load_strategy(chosen.strategy), context_from(plan.inputs, cluster)
     if strategy.name not in plan.predictions:
         raise PlanError(f"the plan has no prediction for {strategy.name}, which it chose; plan again")
@@ -185,19 +192,19 @@ def replay(plan: OperatorPlan, cluster: Cluster) -> Replay:
         raise PlanError(
             f"the plan's parameters of {strategy.name} cannot be used ({type(error).__name__}: {error}); plan again"
         ) from error
-    _check_settings(strategy.name, chosen.settings, settings)
+    check_settings(strategy.name, chosen.settings, settings)
     return Replay(
         strategy, context, chosen.parameters, plan.predictions[strategy.name].value_s, _serial(plan), findings
     )
 
 
-def _check_settings(name: str, given: Mapping[str, Any], expected: Mapping[str, Any], prefix: str = "") -> None:
+def check_settings(name: str, given: Mapping[str, Any], expected: Mapping[str, Any], prefix: str = "") -> None:
     """Compare what the plan tells kernels with what follows from its parameters, key by key."""
     given, expected = _plain(given), _plain(expected)
     for key in dict.fromkeys((*expected, *given)):
         left, right = given.get(key, _ABSENT), expected.get(key, _ABSENT)
         if isinstance(left, dict) and isinstance(right, dict):
-            _check_settings(name, left, right, f"{prefix}{key}.")
+            check_settings(name, left, right, f"{prefix}{key}.")
         elif left != right or isinstance(left, bool) != isinstance(right, bool):
             raise PlanError(
                 f"settings.{prefix}{key} is {_short(left)}; {name} with this plan's inputs and parameters needs "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
@@ -57,6 +58,7 @@ WAITING: Final[Mapping[Phase, str]] = {
 }
 """Legend text of the phases in which a task does no work."""
 LAUNCH: Final = "launch"
+_NUMBER: Final = re.compile(r" \d+$")
 
 
 def family_names(timelines: Mapping[str, Timeline]) -> tuple[list[str], list[str]]:
@@ -73,7 +75,8 @@ def family(program: Program, task: int) -> str:
     """Operator family of a task: what stands before the first dot of its name, and whether it moves data."""
     if program.kind[task] == HOST:
         return "host"
-    prefix = program.op[task].split(".", 1)[0]
+    # Blocks of a step bear the number of their stage.
+    prefix = _NUMBER.sub("", program.op[task].split(".", 1)[0])
     if program.kind[task] == BLOCKS:
         return prefix or "compute"
     return f"{prefix} comm" if prefix else "communication"

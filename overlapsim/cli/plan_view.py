@@ -1,0 +1,168 @@
+"""How the answer of `plan` is shown: JSON with stable keys, or tables and sentences for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from overlapsim.cli.output import console
+from overlapsim.cli.simulate_view import LOUD
+from overlapsim.plan import Prediction, StepCandidate, StepPlan
+from overlapsim.planner.explain import exposed_s
+from overlapsim.planner.step import StepAnswer
+from overlapsim.units import format_bytes, format_time
+
+MOST_REASONS: Final = 6
+
+
+def answer_json(plan: StepPlan, answer: StepAnswer) -> dict[str, Any]:
+    """Content of the JSON answer; keys carry units, see docs/cli.md."""
+    return {
+        "feasible": True,
+        "plans": [_entry(entry, plan) for entry in (plan.choice, *plan.alternatives)],
+        "best_serial": None if plan.serial is None else _entry(plan.serial, plan),
+        "try_on_hardware": msgspec.to_builtins(plan.advice.try_on_hardware),
+        "measure_next": msgspec.to_builtins(plan.advice.measure_next),
+        "pruned": dict(plan.search.pruned),
+        "searched": plan.search.candidates,
+        "elapsed_s": answer.elapsed_s,
+    }
+
+
+def infeasible_json() -> dict[str, Any]:
+    """The JSON answer where no plan exists; the message on stderr says why and what would change it."""
+    return {
+        "feasible": False,
+        "plans": [],
+        "best_serial": None,
+        "try_on_hardware": [],
+        "measure_next": [],
+        "pruned": {},
+        "searched": 0,
+        "elapsed_s": 0.0,
+    }
+
+
+def layout_json(entry: StepCandidate) -> dict[str, Any]:
+    """A plan's layout and settings in one mapping."""
+    s = entry.settings
+    named = {"nodes": s.nodes, **s.layout, "micro_batch": s.micro_batch, "num_micro_batches": s.num_micro_batches}
+    named |= {"schedule": s.schedule, "recompute": recompute_name(entry), "dp_overlap": s.dp_overlap, "fp8": s.fp8}
+    return named | ({"stage_layers": list(s.stage_layers)} if s.stage_layers else {})
+
+
+def recompute_name(entry: StepCandidate) -> str:
+    """What is recomputed, as ``simulate --recompute`` reads it."""
+    return "+".join(entry.settings.recompute_modules) or entry.settings.recompute
+
+
+def _entry(entry: StepCandidate, plan: StepPlan) -> dict[str, Any]:
+    shown = entry.perturbed if plan.inputs.objective == "robust" and entry.perturbed else entry.step
+    return {
+        "rank": entry.rank,
+        "layout": layout_json(entry),
+        "strategies": [
+            {"operator": op.operator, "pass": op.pass_, "strategy": op.strategy, "parameters": dict(op.parameters)}
+            for op in entry.operators
+        ],
+        "step_time_s": shown.value_s,
+        "low_s": shown.low_s,
+        "high_s": shown.high_s,
+        "mfu": entry.mfu,
+        "memory_bytes": sum(entry.memory_bytes.values()),
+        "exposed_s": exposed_s(entry.breakdown_s),
+        "lower_bound_s": entry.lower_bound_s,
+        "findings": msgspec.to_builtins((*plan.findings, *entry.findings)),
+    }
+
+
+def plan_table(plan: StepPlan, answer: StepAnswer) -> None:
+    """Print the plans, what is to be said about them, what was left out, and the findings."""
+    view, asked = console(), plan.inputs
+    robust = asked.objective == "robust"
+    batch = f"{asked.global_batch} sequences of {asked.seq_len} tokens"
+    request = answer.request
+    title = f"{request.model.name} on {request.cluster.num_devices} GPUs of {request.cluster.name}: {batch}"
+    view.print(f"[bold]{title}[/bold]; {plan.search.candidates:,} candidates, {plan.search.run:,} run in the engine, "
+               f"{format_time(answer.elapsed_s)}", highlight=False)  # fmt: skip
+    table = Table(title="best plans" + (f" under {asked.perturbation}, by their high end" if robust else ""))
+    table.title_justify = "left"
+    for column in ("rank", "layout", "settings"):
+        table.add_column(column)
+    for column in ("step", "90 % range", "MFU", "a GPU", "exposed"):
+        table.add_column(column, justify="right")
+    serial = [plan.serial] if plan.serial is not None and not plan.serial.rank else []
+    for entry in (plan.choice, *plan.alternatives, *serial):
+        shown = entry.perturbed if robust and entry.perturbed else entry.step
+        table.add_row(
+            str(entry.rank) if entry.rank else "no overlap strategies",
+            _layout(entry),
+            _settings(entry),
+            *_time(shown),
+            f"{entry.mfu:.1%}",
+            format_bytes(sum(entry.memory_bytes.values())),
+            format_time(exposed_s(entry.breakdown_s)),
+        )
+    view.print(table)
+    _sentences(view, "why the first", plan.advice.why)
+    _sentences(view, "near", plan.advice.near)
+    _sentences(view, "exposed in plan 1", plan.advice.exposed)
+    _sentences(
+        view, "try on hardware first", [f"plan {trial.rank}: {trial.reason}" for trial in plan.advice.try_on_hardware]
+    )
+    _sentences(
+        view,
+        "measure next",
+        [
+            f"{m.message}: the range of {m.family} alone moves plan {m.ranks[1]} against plan {m.ranks[0]} from "
+            f"{_signed(m.low_s)} to {_signed(m.high_s)}"
+            for m in plan.advice.measure_next
+        ],
+    )
+    _sentences(view, "left out", [f"{count:,} {reason}" for reason, count in _reasons(plan)])
+    for finding in sorted((*plan.findings, *plan.choice.findings), key=lambda finding: finding.code not in LOUD):
+        style = "bold red" if finding.code in LOUD else None
+        view.print(f"finding {finding.code}: {finding.message}", style=style, highlight=False, markup=False)
+
+
+def _sentences(view: Console, title: str, sentences: Sequence[str]) -> None:
+    if sentences:
+        view.print(f"[bold]{title}[/bold]", highlight=False)
+    for sentence in sentences:
+        view.print(f"  {sentence}", highlight=False, markup=False)
+
+
+def _layout(entry: StepCandidate) -> str:
+    shown = {"tp", "pp", "dp"}
+    degrees = {key: value for key, value in entry.settings.layout.items() if key not in ("cp_kind", "etp")}
+    words = [f"{key} {value}" for key, value in degrees.items() if key in shown or value not in (0, 1, True, False)]
+    words += [f"etp {entry.settings.layout['etp']}"] if entry.settings.layout["ep"] != 1 else []
+    words += ["no sequence parallelism"] if not degrees["sequence_parallel"] and degrees["tp"] != 1 else []
+    return ", ".join(words)
+
+
+def _settings(entry: StepCandidate) -> str:
+    s = entry.settings
+    words = [f"micro-batch {s.micro_batch} x {s.num_micro_batches}"]
+    words += [s.schedule] if s.layout["pp"] != 1 else []
+    words += [f"recompute {recompute_name(entry)}"] if s.recompute != "none" else []
+    words += [f"dp overlap {s.dp_overlap}"] if s.dp_overlap != "none" else []
+    words += ["fp8"] if s.fp8 else []
+    words += [f"{op.strategy} on {op.operator}:{op.pass_}" for op in entry.operators]
+    return ", ".join(words)
+
+
+def _time(shown: Prediction) -> tuple[str, str]:
+    return format_time(shown.value_s), f"{format_time(shown.low_s)} .. {format_time(shown.high_s)}"
+
+
+def _signed(seconds: float) -> str:
+    return f"{'-' if seconds < 0 else '+'}{format_time(abs(seconds))}"
+
+
+def _reasons(plan: StepPlan) -> list[tuple[str, int]]:
+    return sorted(plan.search.pruned.items(), key=lambda item: (-item[1], item[0]))[:MOST_REASONS]

@@ -1,0 +1,294 @@
+"""Plans a training step: searches layouts and strategies, ranks them by the objective, adds ranges and bounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from overlapsim.errors import PlanError, ProfileError, UsageError
+from overlapsim.plan import Finding, Objective
+from overlapsim.planner.search import Found, PlanRequest, SearchResult, search
+from overlapsim.planner.step_bound import step_lower_bound_s
+from overlapsim.step.inputs import StepInputs
+from overlapsim.step.perturb import NONE, Perturbation
+from overlapsim.step.simulate import StepResult, simulate_step
+from overlapsim.units import format_time
+
+ALLOWED: Final = ("fp8", "compression")
+"""Choices that change what is computed: never made unless the user allows them by name."""
+PER_LAYOUT: Final = 4
+"""Plans asked of the search for each one shown: many of the fastest are one layout with other settings."""
+TWINS: Final = 3
+ROBUST_MOST: Final = 64
+"""Plans that are perturbed at most."""
+ROBUST: Final = Perturbation.parse("slow=0.9,nic=0.8,imbalance=1.2")
+"""Perturbed where nothing is said: one GPU at 0.9 of its speed, one node's NICs at 0.8, the fullest expert rank a fifth
+over the even share. A convention, not a measurement."""
+_DEGREES: Final = ("tp", "sp", "cp", "ep", "etp", "pp", "dp")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What plans are ranked by.
+
+    Attributes
+    ----------
+    objective : ``step_time``; ``tokens_per_s_per_gpu`` (plans may use the whole cluster or a half, a quarter ... of its
+        nodes); ``robust`` (the high end of the range under the perturbation)
+    perturbation : what plans are perturbed with; `ROBUST` where ``robust`` names none
+    allow : of `ALLOWED`
+
+    Raises
+    ------
+    UsageError
+        If `allow` names something else.
+    """
+
+    objective: Objective = "step_time"
+    perturbation: Perturbation = NONE
+    allow: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.allow:
+            if name not in ALLOWED:
+                raise UsageError(f"allowed is {name!r}; expected of {', '.join(ALLOWED)}")
+        if self.objective == "robust" and self.perturbation == NONE:
+            object.__setattr__(self, "perturbation", ROBUST)
+
+
+@dataclass(frozen=True, eq=False)
+class Ranked:
+    """One plan.
+
+    Attributes
+    ----------
+    rank : place, from 1; 0 for a plan that is there to compare with
+    result : of `simulate_step`, with ranges
+    lower_bound_s : what the hardware forbids this layout to go below
+    perturbed : the same step perturbed, with ranges; None where nothing is
+    twins : the same layout with other settings, slower
+    findings : of the step, and what was allowed and is used
+    """
+
+    rank: int
+    result: StepResult
+    lower_bound_s: float
+    perturbed: StepResult | None
+    twins: tuple[StepResult, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that the plan uses."""
+        return self.result.inputs.cluster.num_nodes
+
+
+@dataclass(frozen=True, eq=False)
+class StepAnswer:
+    """The answer to `overlapsim plan`.
+
+    Attributes
+    ----------
+    request, goal : what was asked
+    ranked : the best plan of each of the best layouts, best first
+    serial : the fastest plan without overlap strategies
+    pruned : candidates left out, by reason
+    searched, run : candidates looked at, and run in the engine
+    elapsed_s : of the whole answer
+    findings : what was asked for and not applied
+    """
+
+    request: PlanRequest
+    goal: Goal
+    ranked: tuple[Ranked, ...]
+    serial: Ranked | None
+    pruned: Mapping[str, int]
+    searched: int
+    run: int
+    elapsed_s: float
+    findings: tuple[Finding, ...] = ()
+
+
+def plan_step(request: PlanRequest, goal: Goal | None = None, progress: Say | None = None) -> StepAnswer:
+    """Find, rank and range the best plans of a request.
+
+    Plans that differ in degrees are told apart; of each layout the best
+    settings are shown, and what comes close to them as twins.
+
+    Raises
+    ------
+    PlanError
+        If nothing is feasible (exit code 1).
+    ProfileError
+        If a plan is predicted below what its hardware can do: a measured curve does not belong to the machine.
+    """
+    began, goal, say = time.perf_counter(), goal or Goal(), progress or (lambda text: None)
+    models: dict[object, object] = {}
+    runs = _search_all(request, goal, say)
+    found = sorted((f for run in runs for f in run.best), key=lambda f: _value(f.result, goal))
+    findings = [*_not_applied(request, goal)]
+    perturbed: dict[int, StepResult] = {}
+    if goal.objective == "robust":
+        found, perturbed, more = _by_high_end(found, request, goal, models, say)
+        findings += more
+    groups = _by_layout(found, request.top)
+    ranked = []
+    for number, group in enumerate(groups, start=1):
+        say(f"ranges of plan {number} of {len(groups)}")
+        twins = tuple(twin.result for twin in group[1 : 1 + TWINS])
+        ranked.append(_ranked(number, group[0].result, twins, perturbed.get(id(group[0])), goal, models))
+    serials = [run.best_serial for run in runs if run.best_serial is not None]
+    serial = None
+    if serials:
+        plain = min(serials, key=lambda f: _value(f.result, goal))
+        same = (entry for group, entry in zip(groups, ranked, strict=True) if group[0] is plain)
+        serial = next(same, None) or _ranked(0, plain.result, (), None, goal, models)
+    return StepAnswer(
+        request,
+        goal,
+        tuple(ranked),
+        serial,
+        _sum(run.pruned for run in runs),
+        sum(run.num_candidates for run in runs),
+        sum(run.num_run for run in runs),
+        time.perf_counter() - began,
+        tuple(findings),
+    )
+
+
+def _value(result: StepResult, goal: Goal) -> float:
+    """What is to be small: the step, or what it takes of each GPU's time."""
+    devices = result.inputs.layout.world_size if goal.objective == "tokens_per_s_per_gpu" else 1
+    return result.step_time_s * devices
+
+
+def _search_all(request: PlanRequest, goal: Goal, say: Say) -> list[SearchResult]:
+    """One search for each machine and precision that may be used; those without a feasible plan are left out."""
+    runs: list[SearchResult] = []
+    failures: list[PlanError] = []
+    for variant in _variants(request, goal):
+        if variant.cluster != request.cluster or variant.recipe != request.recipe:
+            say(f"on {variant.cluster.num_nodes} node(s){', with fp8' if variant.recipe.fp8 else ''}")
+        try:
+            runs.append(search(replace(variant, top=PER_LAYOUT * request.top), say))
+        except PlanError as error:
+            if error.exit_code != 1:
+                raise
+            failures.append(error)
+    if not runs:
+        raise failures[0]
+    return runs
+
+
+def _variants(request: PlanRequest, goal: Goal) -> Iterator[PlanRequest]:
+    nodes, counts = request.cluster.num_nodes, [request.cluster.num_nodes]
+    while goal.objective == "tokens_per_s_per_gpu" and nodes % 2 == 0:
+        nodes //= 2
+        counts.append(nodes)
+    fp8 = "fp8" in goal.allow and "fp8" in request.cluster.device.peak_flop_per_s and not request.recipe.fp8
+    recipes = [request.recipe, replace(request.recipe, fp8=True)] if fp8 else [request.recipe]
+    for count in counts:
+        cluster = request.cluster if count == request.cluster.num_nodes else request.cluster.with_nodes(count)
+        for recipe in recipes:
+            yield replace(request, cluster=cluster, recipe=recipe)
+
+
+def _not_applied(request: PlanRequest, goal: Goal) -> Iterator[Finding]:
+    device = request.cluster.device
+    if "fp8" in goal.allow and "fp8" not in device.peak_flop_per_s:
+        yield Finding("not_applied", f"fp8 is allowed and {device.name} has no fp8 peak; no plan uses it")
+    if "compression" in goal.allow:
+        yield Finding("not_applied", "compression is allowed and no strategy compresses what it sends; no plan uses it")
+    if goal.objective == "robust" and goal.perturbation == ROBUST:
+        yield Finding(
+            "perturbation_assumed",
+            f"plans are ranked under {ROBUST}: a convention; give what your machine shows with --perturb",
+        )
+
+
+def _by_layout(found: Sequence[Found], top: int) -> list[list[Found]]:
+    """Plans of the best layouts, best first, each with its twins; single settings where layouts are few."""
+    groups: dict[object, list[Found]] = {}
+    for entry in found:
+        inputs = entry.result.inputs
+        degrees = tuple(getattr(inputs.layout, name) for name in _DEGREES)
+        groups.setdefault((inputs.cluster.num_nodes, inputs.recipe.fp8, *degrees), []).append(entry)
+    heads = list(groups.values())[:top]
+    place = {id(entry): number for number, entry in enumerate(found)}
+    twins = sorted((twin for group in heads for twin in group[1:]), key=lambda entry: place[id(entry)])
+    heads += [[twin] for twin in twins[: top - len(heads)]]
+    return sorted(heads, key=lambda group: place[id(group[0])])
+
+
+def _by_high_end(
+    found: Sequence[Found], request: PlanRequest, goal: Goal, models: dict[object, object], say: Say
+) -> tuple[list[Found], dict[int, StepResult], list[Finding]]:
+    """Plans by the high end of their perturbed range.
+
+    A perturbation only slows, so a plan whose undisturbed time is above the
+    high end of as many as are asked for cannot be among them.
+    """
+    kept: dict[int, tuple[Found, StepResult]] = {}
+    findings: list[Finding] = []
+    for number, entry in enumerate(found):
+        highs = sorted(result.high_s for _, result in kept.values())
+        limit = highs[request.top - 1] if len(highs) >= request.top else float("inf")
+        if entry.result.step_time_s > limit or number == ROBUST_MOST:
+            break
+        inputs = replace(entry.result.inputs, perturbation=goal.perturbation)
+        quick = simulate_step(inputs, ranges=False, models=models)
+        if quick.fullest.total_bytes > request.limit_bytes:
+            continue
+        if quick.step_time_s <= limit:
+            kept[id(entry)] = entry, simulate_step(inputs, models=models)
+            say(f"{len(kept)} perturbed, least high end {min(highs, default=kept[id(entry)][1].high_s):.4g} s")
+    else:
+        message = f"only the {len(found)} fastest plans were perturbed; a slower one may be steadier"
+        findings.append(Finding("robust_not_exhausted", message))
+    if not kept:
+        raise PlanError(
+            f"no plan fits {request.limit_bytes / 1e9:.1f} GB a GPU under {goal.perturbation}; use more GPUs, or "
+            "perturb less",
+            exit_code=1,
+        )
+    ordered = sorted(kept.values(), key=lambda pair: pair[1].high_s)
+    return [entry for entry, _ in ordered], {id(entry): result for entry, result in ordered}, findings
+
+
+def _ranked(
+    rank: int,
+    result: StepResult,
+    twins: tuple[StepResult, ...],
+    perturbed: StepResult | None,
+    goal: Goal,
+    models: dict[object, object],
+) -> Ranked:
+    inputs = result.inputs
+    ranged = simulate_step(inputs, models=models)
+    bound = step_lower_bound_s(inputs)
+    if ranged.step_time_s < bound * (1 - 1e-9):
+        raise ProfileError(
+            f"{inputs.layout} is predicted at {format_time(ranged.step_time_s)}, below {format_time(bound)} that "
+            f"{inputs.cluster.name} can do: a measured curve or time does not belong to this machine; check it with "
+            "`profiles check`"
+        )
+    if perturbed is None and goal.perturbation != NONE:
+        perturbed = simulate_step(replace(inputs, perturbation=goal.perturbation), models=models)
+    return Ranked(rank, ranged, bound, perturbed, twins, (*_allowed(inputs, goal), *ranged.findings))
+
+
+def _allowed(inputs: StepInputs, goal: Goal) -> Iterator[Finding]:
+    if inputs.recipe.fp8 and "fp8" in goal.allow:
+        yield Finding("accuracy_changes", "linear layers multiply in fp8, as allowed: check the loss of a run with it")
+
+
+def _sum(counts: Iterator[Mapping[str, int]] | Sequence[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for entry in counts:
+        for reason, count in entry.items():
+            total[reason] = total.get(reason, 0) + count
+    return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
