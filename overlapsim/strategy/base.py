@@ -34,6 +34,7 @@ Trait = Literal[
     "bidirectional",  # micro-batches enter the pipeline from both ends
     "pipeline_p2p",  # activations between stages beside compute
     "wgrad_delay",  # weight gradients computed later than they could be
+    "operator_order",  # operators of a layer issued in an order of its own
     "data_parallel",  # gradients reduced beside the backward
     "sharded_parameters",  # parameters gathered before use and dropped after it
 ]

@@ -101,6 +101,7 @@ class CollectiveOp:
     group : kind of ranks it joins (``tp``, ``ep``, ``dp`` ...), by which a layout places them on the machine;
         empty: consecutive ranks
     engine : what moves the bytes; whether a machine has it is for the cost layer to say
+    sms : SMs (CTAs) that it is limited to; 0: as many as the library takes
     """
 
     kind: CollectiveKind
@@ -112,12 +113,15 @@ class CollectiveOp:
     rank_rows: tuple[int, ...] = ()
     group: str = ""
     engine: Engine = "kernel"
+    sms: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in COLLECTIVES:
             raise WorkloadError(f"collective {self.kind!r} is unknown; expected one of {', '.join(COLLECTIVES)}")
         if not self.size_bytes > 0:
             raise WorkloadError(f"collective size is {self.size_bytes} bytes; expected more than 0")
+        if self.sms < 0:
+            raise WorkloadError(f"a collective is limited to {self.sms} SMs; expected 0 (the library's number) or more")
         if self.ranks < 1:
             raise WorkloadError(f"a collective has {self.ranks} ranks; expected at least 1")
         if self.rank_rows and (len(self.rank_rows) != self.ranks or min(self.rank_rows) < 1):
