@@ -186,9 +186,12 @@ class Gpu:
         duration_s, demands = self.prices.flow(op, self.device)
         if op.engine == "copy_engine" and op.ranks > 1:
             sms, pool = 1, self.copy_engine() if pool is None else pool
-        elif sms is None:
-            sms = self.prices.comm_sms(op.kind, op.engine) if op.ranks > 1 else 0
+        elif op.ranks < 2:
+            sms = 0
+        elif sms is None and not op.sms:
+            sms = self.prices.comm_sms(op.kind, op.engine)
         else:
+            sms = op.sms if sms is None else sms
             duration_s *= self.prices.sm_slowdown(op, sms)
         return self.add_transfer(
             duration_s,
