@@ -45,8 +45,8 @@ FINDINGS: Final = (
     ),
     Finding(
         "sc21_not_stated",
-        "SC'21 does not print micro-batches and virtual stages: those of its published run script are taken; with "
-        "PP 1 torch's data parallelism overlaps the reduction",
+        "SC'21 does not print micro-batches, virtual stages and gradients' width: those of the run scripts published "
+        "with its code are taken (fp16; with PP 1 torch's data parallelism, which overlaps the reduction)",
     ),
     Finding(
         "megascale_not_stated",
@@ -152,7 +152,7 @@ def published_inputs(row: Published) -> StepInputs:
         Job(SEQUENCE, row.micro_batch, row.batch),
         recompute=Recompute.parse(row.recompute),
         recipe=RECIPES["megatron-2021" if early else "megatron-2022"],
-        precision=state_precision(model.dtype),
+        precision=state_precision(model.dtype, gradient="fp16" if early else "fp32"),
         stack=STACK,
         dp_overlap=overlap,
         rings="one_way",

@@ -18,6 +18,7 @@ SUITES: Final = {
     "collectives": "overlapsim.accuracy.collectives",
     "gemm": "overlapsim.accuracy.gemm",
     "operators": "overlapsim.accuracy.operators",
+    "steps": "overlapsim.accuracy.steps",
     "strategies": "overlapsim.accuracy.strategies",
     "loop": "overlapsim.accuracy.loop",
 }
