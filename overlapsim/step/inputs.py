@@ -27,6 +27,9 @@ DP_OVERLAPS: Final[tuple[DpOverlap, ...]] = get_args(DpOverlap)
 (ZeRO) too."""
 DEFAULT_BUCKET_BYTES: Final = 160e6
 """Megatron-LM's ``--ddp-bucket-size`` of 40 million fp32 gradients."""
+RANK_BUCKET_BYTES: Final = 4e6
+"""What a default bucket has at least for each data-parallel rank: a million gradients (Megatron-LM), since rings of many
+ranks are slow with small messages."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ class StepInputs:
     recompute, recipe : what is rebuilt, and which kernels run
     precision : bytes of a parameter's state; None: mixed precision with fp32 gradients
     stack : how kernels are launched (`cost.launch`)
-    dp_overlap, bucket_bytes : what of data parallelism is overlapped, and in which pieces
+    dp_overlap, bucket_bytes : what of data parallelism is overlapped, and in which pieces (the default grows with the
+        data-parallel ranks)
     reshard : ZeRO 3 gathers parameters before each use and drops them after it, and scatters gradients, in each
         micro-batch; False keeps them whole over the step, gathered once
     rings : whether the library's rings across nodes have mirror images (`hardware.nic_sharing`)

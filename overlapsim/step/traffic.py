@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from overlapsim.step.inputs import StepInputs
+from overlapsim.step.inputs import DEFAULT_BUCKET_BYTES, RANK_BUCKET_BYTES, StepInputs
 from overlapsim.units import dtype_bytes
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.operators import CollectiveKind, CollectiveOp
@@ -51,7 +51,7 @@ def stage_traffic(inputs: StepInputs, device: int) -> StageTraffic:
     gather: list[tuple[CollectiveOp, float]] = []
     for parameters, name, groups in _parts(local, layout):
         size = float(parameters * width.gradient_bytes)
-        pieces = _num_buckets(inputs, size)
+        pieces = _num_buckets(inputs, size, groups.ranks)
         for number in range(pieces):
             done = (number + 1) / pieces if inputs.dp_overlap != "none" else 1.0
             for kind, ranks, group in _reductions(layout, groups):
@@ -111,10 +111,13 @@ def _reductions(layout: Layout, groups: _Groups) -> Iterator[tuple[CollectiveKin
         yield "all_reduce", groups.replicas, groups.replica
 
 
-def _num_buckets(inputs: StepInputs, size_bytes: float) -> int:
+def _num_buckets(inputs: StepInputs, size_bytes: float, ranks: int) -> int:
     if inputs.dp_overlap == "none":
         return 1
-    return max(1, min(MOST_BUCKETS, math.ceil(size_bytes / inputs.bucket_bytes)))
+    bucket = inputs.bucket_bytes
+    if bucket == DEFAULT_BUCKET_BYTES:
+        bucket = max(bucket, RANK_BUCKET_BYTES * ranks)
+    return max(1, min(MOST_BUCKETS, math.ceil(size_bytes / bucket)))
 
 
 def boundary_bytes(inputs: StepInputs) -> tuple[float, float]:
