@@ -9,7 +9,7 @@ from functools import cached_property
 
 from overlapsim.cost.launch import LaunchStack, launch_stack
 from overlapsim.cost.prices import PriceBook
-from overlapsim.errors import LayoutError, StrategyError
+from overlapsim.errors import StrategyError
 from overlapsim.schedule.pipeline import PipelineSchedule
 from overlapsim.step.blocks import Piece, simulate_piece, simulate_turn, speed_beside
 from overlapsim.step.buckets import UnitCost
@@ -87,8 +87,6 @@ class StagePieces:
 
     Raises
     ------
-    LayoutError
-        If the schedule has another number of stages than the layout has chunks.
     StrategyError
         If a strategy is chosen for an operator that no layer has.
     """
@@ -96,11 +94,7 @@ class StagePieces:
     def __init__(self, inputs: StepInputs, prices: PriceBook, schedule: PipelineSchedule) -> None:
         self.inputs, self.prices, self.schedule = inputs, prices, schedule
         counts = chunk_layers(inputs.layout, inputs.model.num_layers, inputs.job.stage_layers)
-        if len(counts) != schedule.num_stages:
-            raise LayoutError(
-                f"schedule {schedule.name!r} has {schedule.num_stages} stages and pp={inputs.layout.pp}, "
-                f"vpp={inputs.layout.vpp} make {len(counts)} chunks; expected as many: vpp is the stages of a device"
-            )
+        assert len(counts) == schedule.num_stages, "the schedule was made for the layout"
         begins = [sum(counts[:stage]) for stage in range(len(counts) + 1)]
         self.layers = [inputs.model.layers[begins[s] : begins[s + 1]] for s in range(len(counts))]
         self._stack = _stack(inputs, prices)

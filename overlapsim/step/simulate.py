@@ -12,10 +12,11 @@ from overlapsim.cost.prices import PriceBook
 from overlapsim.engine import compiled
 from overlapsim.engine.deadlock import raise_if_deadlocked
 from overlapsim.engine.timeline import Timeline
+from overlapsim.errors import LayoutError
 from overlapsim.plan import Finding
 from overlapsim.schedule.pipeline import PipelineSchedule
 from overlapsim.schedule.pipeline_kinds import SCHEDULES, make_schedule
-from overlapsim.schedule.pipeline_memory import peak_in_flight
+from overlapsim.schedule.pipeline_memory import peak_in_flight, peak_kept
 from overlapsim.step.assemble import StepProgram, assemble
 from overlapsim.step.device_time import device_breakdown
 from overlapsim.step.findings import step_findings
@@ -44,8 +45,8 @@ class StepResult:
     tokens_per_s, mfu, hfu, model_flop : of all GPUs; utilization of the dense peak by model and by hardware FLOP
     timeline, program : what happened, and what its tasks are
     findings : what was believed and not measured
-    shifts_s : what the step gains or loses with one cost family at a time at its 5 % and its 95 % value (of time); empty
-        without ranges
+    shifts_s : what the step gains or loses with one cost family at a time at its 5 % and its 95 % value (of time);
+        empty without ranges
     """
 
     inputs: StepInputs
@@ -122,12 +123,22 @@ def simulate_step(inputs: StepInputs, *, ranges: bool = True, models: dict[objec
 
 
 def step_schedule(inputs: StepInputs) -> PipelineSchedule:
-    """Pipeline schedule of the step."""
-    name = inputs.schedule_name
+    """Pipeline schedule of the step.
+
+    Raises
+    ------
+    LayoutError
+        If it does not exist for these numbers, or has another number of stages than the layout has chunks.
+    """
+    name, layout = inputs.schedule_name, inputs.layout
     own = SCHEDULES[name].stages_per_device is None
-    return make_schedule(
-        name, inputs.layout.pp, inputs.num_micro_batches, stages_per_device=inputs.layout.vpp if own else None
-    )
+    schedule = make_schedule(name, layout.pp, inputs.num_micro_batches, stages_per_device=layout.vpp if own else None)
+    if schedule.num_stages != layout.pp * layout.vpp:
+        raise LayoutError(
+            f"schedule {name!r} has {schedule.num_stages} stages and pp={layout.pp}, vpp={layout.vpp} make "
+            f"{layout.pp * layout.vpp} chunks; expected as many: vpp is the stages of a device"
+        )
+    return schedule
 
 
 def step_prices(inputs: StepInputs, models: dict[object, object] | None = None) -> PriceBook:
@@ -154,12 +165,30 @@ def step_memory(inputs: StepInputs, schedule: PipelineSchedule) -> tuple[Memory,
     model = MemoryModel(inputs.model, inputs.job, inputs.recipe, inputs.recompute, inputs.precision, imbalance)
     # Parameters that stay whole over the step are those of ZeRO 2.
     layout = inputs.layout if inputs.sharded or inputs.layout.zero < 3 else replace(inputs.layout, zero=2)
-    in_flight = peak_in_flight(schedule).sum(axis=0)
+    pp = schedule.num_devices
+    tensors = [model.chunk_tensors(layout, device) for device in range(pp)]
+    size_of = [inputs.recompute.kept_bytes(tensors[s % pp][s // pp]) for s in range(schedule.num_stages)]
+    # Peaks of stages do not come at one moment; what a device keeps at once does, until the last half of a backward.
+    kept, counts = peak_kept(schedule, size_of), peak_in_flight(schedule)
     found = []
-    for device in range(schedule.num_devices):
-        stages = [s for s in range(schedule.num_stages) if device in schedule.placement[:, s]]
-        counts = [float(in_flight[s]) for s in stages][: inputs.layout.vpp]
-        found.append(model.stage(layout, device, counts))
+    for device in range(pp):
+        held = [
+            [s for s in range(schedule.num_stages) if schedule.placement[copy, s] == device]
+            for copy in range(schedule.num_copies)
+        ]
+        apart = sum(counts[copy, s] * size_of[s] for copy, stages in enumerate(held) for s in stages)
+        at_once = float(kept[device] / apart) if apart else 1.0
+        # A second copy of the model runs the other way: its stage is another one's.
+        found.append(
+            model.together(
+                model.stage(
+                    layout,
+                    stages[0] if schedule.num_copies > 1 else device,
+                    [at_once * float(counts[copy, s]) for s in stages],
+                )
+                for copy, stages in enumerate(held)
+            )
+        )
     return tuple(found)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -125,6 +125,23 @@ class MemoryModel:
         states, zero_buffers = self._states(layout, stage)
         allowance = self.context_bytes + self.fragmentation * (held + logits + working)
         return Memory(*states, held, logits, working + zero_buffers, allowance, self._findings(allowance))
+
+    def together(self, parts: Iterable[Memory]) -> Memory:
+        """Several copies of a model on one GPU: states and activations add up, what is at work is there once."""
+        each = tuple(parts)
+        if len(each) == 1:
+            return each[0]
+        allowance = self.context_bytes + sum(part.allowance - self.context_bytes for part in each)
+        return Memory(
+            parameters=sum(part.parameters for part in each),
+            gradients=sum(part.gradients for part in each),
+            optimizer=sum(part.optimizer for part in each),
+            activations=sum(part.activations for part in each),
+            logits=max(part.logits for part in each),
+            buffers=max(part.buffers for part in each),
+            allowance=allowance,
+            findings=self._findings(allowance),
+        )
 
     def chunk_tensors(self, layout: Layout, stage: int) -> tuple[tuple[tuple[Activation, ...], ...], ...]:
         """Tensors of each layer of each chunk of a stage; multi-token prediction counts to the last chunk."""

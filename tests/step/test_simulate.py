@@ -356,3 +356,40 @@ def test_types_that_a_gpu_does_not_have() -> None:
     inputs = StepInputs(GPT, load_cluster("v100s-pcie8"), Layout(), Job(1024, global_batch=1))
     with pytest.raises(ProfileError, match="no bf16 rate; it has fp16"):
         run(inputs)
+
+
+# Memory follows the schedule
+
+
+def kept(schedule: str, layout: str = "pp=4", batch: int = 16, **more) -> list[float]:
+    """Activations of each device, in those of one micro-batch on one stage of a plain pipeline."""
+    from overlapsim.step.simulate import step_memory
+
+    model = replace(GPT, tied_embeddings=False)
+    inputs = ask(model, layout, batch, schedule=schedule, **more)
+    one = ask(model, "pp=4", 4, schedule="1f1b")
+    unit = step_memory(one, step_schedule(one))[3].activations
+    return [memory.activations / unit for memory in step_memory(inputs, step_schedule(inputs))]
+
+
+def test_activations_in_flight_by_schedule() -> None:
+    """GPipe keeps all, 1F1B one a stage behind; zero-bubble schedules what their papers say, weight gradients too."""
+    assert kept("gpipe") == pytest.approx([16] * 4)
+    assert kept("1f1b") == pytest.approx([4, 3, 2, 1])
+    # 2401.10241: ZB-H1 as much as 1F1B's first stage on each device, ZB-H2 and (in halves of a stage) ZBV 2p - 1, p.
+    assert kept("zb_h1") == pytest.approx([4] * 4)
+    assert kept("zb_h2") == pytest.approx([7] * 4)
+    assert kept("zbv", "pp=4,vpp=2") == pytest.approx([4] * 4)
+    # Interleaved: (p - d) 2 - 1 + (v - 1) p more chunks before the first backward (Narayanan et al., 2021).
+    assert kept("interleaved", "pp=4,vpp=2") == pytest.approx([(2 * (3 - d) + 4 + 1) / 2 for d in range(4)])
+    # DualPipe: p + 1 on every device.
+    assert kept("dualpipe") == pytest.approx([5] * 4)
+
+
+def test_dualpipe_holds_two_copies_of_the_model() -> None:
+    plain, twice = (step(GPT, "pp=4", 16, schedule=name).memory for name in ("1f1b", "dualpipe"))
+    for device in range(4):
+        for kind in ("parameters", "gradients", "optimizer"):
+            expected = getattr(plain[device], kind) + getattr(plain[3 - device], kind)
+            assert getattr(twice[device], kind) == pytest.approx(expected)
+    assert twice[0].logits == twice[3].logits == plain[3].logits
