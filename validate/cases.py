@@ -12,7 +12,7 @@ import click
 import msgspec
 import numpy as np
 from overlapsim.validate.budget import Budget
-from overlapsim.validate.measure import NOISE_BOUND, Sampler, Sampling, Timing
+from overlapsim.validate.measure import Sampler, Sampling, Timing
 from overlapsim.validate.numerics import Problem
 from overlapsim.validate.plans import RunSpec
 from overlapsim.validate.runners.catalogue import make_runner
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from overlapsim.validate.ranks import Ranks
 
 VERSION: Final = 1
+NOISE_BOUND: Final = 0.25
+"""Half the distance of the rounds' medians over the median above which a case is marked invalid."""
 ROUNDS: Final = 3
 """Turns in which the cases of a shape are timed: their medians differ by what the machine does between them."""
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 WARMUP_S: Final = 0.1
 WARMUP_CALLS: Final = 2
 REPEATS: Final = 20
-NOISE_BOUND: Final = 0.25
-"""Half the distance of the percentiles over the median above which a time is marked invalid."""
+MEDIAN_BOUND: Final = 0.10
+"""Standard error of the median, as a share of it, above which a time is marked invalid."""
 BATCH_S: Final = 0.25
 """Samples on CPUs come in batches of about this long: shorter, and the kernel's ticks do not tell who took the time."""
 LEAST_SAMPLE_S: Final = 0.5e-3
@@ -44,6 +44,7 @@ class Timing:
     others : share of the CPU time that other programs took meanwhile
     clock_hz : SM clock of the GPU meanwhile, 0 if not known
     throttled : whether the GPU held its clock down
+    whole : False where something else was to run beside it and ended before
     """
 
     median_s: float
@@ -53,6 +54,7 @@ class Timing:
     others: float = 0.0
     clock_hz: float = 0.0
     throttled: bool = False
+    whole: bool = True
 
     @property
     def noise(self) -> float:
@@ -60,9 +62,15 @@ class Timing:
         return (self.p90_s - self.p10_s) / 2 / self.median_s
 
     @property
+    def uncertainty(self) -> float:
+        """Standard error of the median over the median, were the samples normal (percentiles 2.56 deviations apart)."""
+        return 1.253 * (2 * self.noise / 2.563) / self.repeats**0.5
+
+    @property
     def valid(self) -> bool:
-        """Whether the spread is within bounds and nobody else used the machine."""
-        return self.noise <= NOISE_BOUND and self.others <= BUSY_SHARE and not self.throttled
+        """Whether the median is known well enough, nobody else used the machine, and the clock was not held down."""
+        undisturbed = self.others <= BUSY_SHARE and not self.throttled and self.whole
+        return self.uncertainty <= MEDIAN_BOUND and undisturbed
 
 
 @dataclass(frozen=True)

@@ -182,8 +182,8 @@ def _beside(
             covered &= whole
         timing = summary(ranks.largest(samples))
         covered = bool(ranks.total([float(covered)])[0] == ranks.size)
-    # What the background did not cover is not contention: as if others had taken the whole machine, it is not valid.
-    return timing if covered else replace(timing, others=1.0)
+    # What the background did not cover is not contention.
+    return replace(timing, whole=covered)
 
 
 def _gemm_on_cpu(run: Callable[[], None], gemms: int, part: CollectivePart, collectives: int) -> tuple[float, bool]:

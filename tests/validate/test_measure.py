@@ -9,7 +9,7 @@ from overlapsim.validate.cli.main import cli
 from overlapsim.validate.cli.options import collectives, shapes, sizes
 from overlapsim.validate.idle import BUSY_SHARE, CpuTime, others_share
 from overlapsim.validate.launch import _most_telling
-from overlapsim.validate.measure import NOISE_BOUND, Timing, summary
+from overlapsim.validate.measure import MEDIAN_BOUND, Timing, summary
 from overlapsim.validate.output import RecordFile, conditions, timed
 from overlapsim.validate.sweeps import far_apart
 
@@ -21,16 +21,23 @@ def test_summary_is_median_and_percentiles() -> None:
     timing = summary([float(value) for value in range(1, 12)])
     assert (timing.median_s, timing.p10_s, timing.p90_s, timing.repeats) == (6.0, 2.0, 10.0, 11)
     assert timing.noise == pytest.approx(4 / 6)
-    assert not timing.valid
+    assert not timing.valid, "eleven samples that differ by so much leave the median open"
+    assert replace(timing, repeats=100).valid, "a hundred do not"
+
+
+# Distance of the percentiles at which the median of 20 normal samples is known to a tenth.
+SPREAD = MEDIAN_BOUND * 2.563 / 1.253 * 20**0.5
 
 
 @pytest.mark.parametrize(
     "change, valid",
     [
         ({}, True),
-        ({"p90_s": 1.0 + 2.1 * NOISE_BOUND, "p10_s": 1.0}, False),
+        ({"p90_s": 1.0 + 1.05 * SPREAD, "p10_s": 1.0}, False),
+        ({"p90_s": 1.0 + 0.95 * SPREAD, "p10_s": 1.0}, True),
         ({"others": BUSY_SHARE + 0.01}, False),
         ({"throttled": True}, False),
+        ({"whole": False}, False),
     ],
 )
 def test_what_makes_a_time_invalid(change: dict[str, float], valid: bool) -> None:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Final
 
 import torch
-from overlapsim.validate.measure import NOISE_BOUND, Timing, summary
+from overlapsim.validate.measure import Timing, summary
 from overlapsim.validate.ranks import Ranks
 from overlapsim.validate.runners.lanes import Lanes
 from torch import Tensor
@@ -83,8 +83,7 @@ class Inside:
         timing = summary([first.elapsed_time(last) * 1e-3 for first, last in pairs[1:]])
         ends = [last for _, last in pairs[1:]]
         if backgrounds and not all(end.elapsed_time(over) > 0 for end, over in zip(ends, backgrounds[1:], strict=True)):
-            # A spread beyond the bound marks what was not wholly beside its background.
-            return replace(timing, p10_s=1e-9, p90_s=timing.p90_s * (1 + 4 * NOISE_BOUND))
+            return replace(timing, whole=False)
         return timing
 
     @cached_property
