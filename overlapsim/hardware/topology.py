@@ -8,8 +8,10 @@ Names carry cluster-wide numbers: ``hbm[d]``; ``nvlink_out[d] nvlink_in[d]`` (NV
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from itertools import permutations
+from types import MappingProxyType
 from typing import Final
 
 from overlapsim.errors import LayoutError
@@ -42,6 +44,11 @@ def carries(device: int, resource: str) -> bool:
     return number == f"{device}]" if kind in OWN_LINKS else device == 0
 
 
+_Known = tuple["weakref.ref[Cluster]", Mapping[str, float]]
+# Planners ask for the slowest link of thousands of transfers: a large cluster's are kept as long as it lives.
+_LINKS: Final[dict[int, _Known]] = {}
+
+
 def links(cluster: Cluster) -> Mapping[str, float]:
     """Capacity of every link in bytes/s, by name.
 
@@ -51,8 +58,14 @@ def links(cluster: Cluster) -> Mapping[str, float]:
     >>> links(load_cluster("a800-sxm8"))["nvlink_out[0]"]
     200000000000.0
     """
+    key = id(cluster)
+    known = _LINKS.get(key)
+    if known is not None and known[0]() is cluster:
+        return known[1]
     inner = (link for number in range(cluster.num_nodes) for link in _node_links(cluster, number))
-    return {**dict(inner), **dict(leaf_links(cluster))}
+    found = MappingProxyType({**dict(inner), **dict(leaf_links(cluster))})
+    _LINKS[key] = (weakref.ref(cluster, lambda _: _LINKS.pop(key, None)), found)
+    return found
 
 
 def _node_links(cluster: Cluster, number: int) -> Iterator[tuple[str, float]]:
