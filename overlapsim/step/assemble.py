@@ -13,17 +13,17 @@ from overlapsim.schedule.pipeline import WEIGHT_GRAD, PipelineSchedule
 from overlapsim.schedule.pipeline_program import PipelineTasks, lower_pipeline
 from overlapsim.schedule.program import BLOCKS, Int, Program
 from overlapsim.step.blocks import Piece
-from overlapsim.step.buckets import Kind, place_of
+from overlapsim.step.buckets import Kind, UnitCost, place_of
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.line import Line
 from overlapsim.step.perturb import jitter_factors
 from overlapsim.step.pieces import StagePieces
 from overlapsim.step.replicas import HEALTHY, Replica, coupled_ranks
-from overlapsim.step.traffic import StageTraffic, embedding_reduction, stage_traffic
+from overlapsim.step.traffic import copies_reductions, embedding_reduction, held_parameters, traffic_of
 from overlapsim.workload.build import Which
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.operators import CollectiveOp
-from overlapsim.workload.stage_weights import LocalParameters, stage_parameters
+from overlapsim.workload.stage_weights import LocalParameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,34 +102,42 @@ class _Step:
         stations = dict.fromkeys(station for replica in pipelines for station in replica.stations)
         pieces = {station: StagePieces(inputs, station.prices(prices), schedule) for station in stations}
         self.pieces = tuple(pieces.values())
-        self.traffic = [stage_traffic(inputs, d) for d in range(schedule.num_devices)]
+        devices, copies = range(schedule.num_devices), range(schedule.num_copies)
+        self.local = [[held_parameters(inputs, schedule, d, copy) for copy in copies] for d in devices]
+        self.traffic = [[traffic_of(inputs, local) for local in held] for held in self.local]
         self.lines = [
-            Line(inputs, schedule, replica, number, self.builder, pieces, self.blocks, self.traffic)
+            Line(inputs, schedule, replica, number, self.builder, pieces, self.blocks, self._largest())
             for number, replica in enumerate(pipelines)
         ]
 
-    def add_first_gathers(self) -> list[list[list[int]]]:
-        """Parameters that the step before has updated, gathered under this step's first forwards; by device."""
+    def add_first_gathers(self) -> list[list[int]]:
+        """Parameters that the step before has updated, gathered under this step's first forwards; as `_held`."""
         if self.inputs.dp_overlap != "both" or not self.inputs.layout.zero:
             return []
-        return [[self._joined(op, device) for op, _ in traffic.gather] for device, traffic in enumerate(self.traffic)]
+        return [
+            self._joined(op, device) for device, copy in self._held() for op, _ in self.traffic[device][copy].gather
+        ]
 
-    def gate_forwards(self, tasks: Sequence[PipelineTasks], gathers: Sequence[Sequence[Sequence[int]]]) -> None:
+    def gate_forwards(self, tasks: Sequence[PipelineTasks], gathers: Sequence[Sequence[int]]) -> None:
         """Let each stage's first forward wait, unit by unit, for its parameters."""
-        for device, pieces in enumerate(gathers):
-            units = [u for stage in self._stages(device) for u in self.lines[0].pieces[device].units(stage, "forward")]
-            for (op, before), members in zip(self.traffic[device].gather, pieces, strict=True):
+        left = iter(gathers)
+        for device, copy in self._held() if gathers else ():
+            units = self._units(device, copy, "forward")
+            for op, before in self.traffic[device][copy].gather:
                 place = place_of(units, _kind(op), before, end=False)
-                for own, member in zip(tasks, members, strict=True):
-                    count = int(own.units[own.first_forward(place.stage)])
+                for own, member in zip(tasks, next(left), strict=True):
+                    count = int(own.units[own.first_forward(place.stage, copy)])
                     unit = min(count - 1, round(place.share * count))
-                    own.add_weight_edge(self.builder, member, place.stage, unit=unit)
+                    own.add_weight_edge(self.builder, member, place.stage, copy=copy, unit=unit)
 
     def add_reductions(self, tasks: Sequence[PipelineTasks]) -> list[int]:
         """Gradients of every device, each piece as soon as it is complete in all pipelines."""
-        found: list[int] = []
-        for device, traffic in enumerate(self.traffic):
-            found += self._reduce(tasks, device, traffic)
+        if self.schedule.num_copies == 1:
+            holders = [[(device, 0)] for device in range(self.schedule.num_devices)]
+        else:
+            copies, stages = range(self.schedule.num_copies), range(self.schedule.num_stages)
+            holders = [[(int(self.schedule.placement[c, s]), c) for c in copies] for s in stages]
+        found = [task for held in holders for task in self._reduce(tasks, held)]
         shared = embedding_reduction(self.inputs)
         ends = (0, self.schedule.num_stages - 1)
         devices = [int(self.schedule.placement[0, stage]) for stage in ends]
@@ -145,7 +153,10 @@ class _Step:
         """The step of every device, behind all gradients of the job: their norm is of all of them; by pipeline."""
         stages = range(self.schedule.num_stages)
         waits = dict.fromkeys(reductions)
-        waits |= dict.fromkeys(int(own.task[own.last_backward(stage)]) for own in tasks for stage in stages)
+        copies = range(self.schedule.num_copies)
+        waits |= dict.fromkeys(
+            int(own.task[own.last_backward(stage, copy)]) for own in tasks for stage in stages for copy in copies
+        )
         found = [
             [self._optimizer(line, own, device) for device in range(self.schedule.num_devices)]
             for line, own in zip(self.lines, tasks, strict=True)
@@ -157,31 +168,55 @@ class _Step:
 
     def add_last_gathers(self, optimizers: Sequence[Sequence[int]]) -> None:
         """Parameters gathered after the optimizer, at the end of the step."""
-        for device, traffic in enumerate(self.traffic):
-            for op, _ in traffic.gather:
+        for device, copy in self._held():
+            for op, _ in self.traffic[device][copy].gather:
                 for own, member in zip(optimizers, self._joined(op, device), strict=True):
                     self.builder.add_edge(own[device], member)
 
     # Inside
 
-    def _stages(self, device: int) -> list[int]:
-        return [s for s in range(self.schedule.num_stages) if self.schedule.placement[0, s] == device]
+    def _held(self) -> list[tuple[int, int]]:
+        """Devices, and the copies of the model on each."""
+        return [(d, copy) for d in range(self.schedule.num_devices) for copy in range(self.schedule.num_copies)]
 
-    def _reduce(self, tasks: Sequence[PipelineTasks], device: int, traffic: StageTraffic) -> list[int]:
-        found: list[int] = []
-        last: Which = "weight_grad" if (self.schedule.kind >= WEIGHT_GRAD).any() else "backward"
-        # The last stage's backward comes first.
+    def _largest(self) -> list[CollectiveOp | None]:
+        """The largest reduction of each device."""
+        return [
+            max((op for traffic in held for op, _ in traffic.reduce), key=lambda op: op.size_bytes, default=None)
+            for held in self.traffic
+        ]
+
+    def _units(self, device: int, copy: int, which: Which) -> list[UnitCost]:
+        """Units of a device's stages in the order in which a pass meets them."""
+        stages = [s for s in range(self.schedule.num_stages) if self.schedule.placement[copy, s] == device]
         pieces = self.lines[0].pieces[device]
-        units = [u for stage in reversed(self._stages(device)) for u in pieces.units(stage, last)]
-        for op, done in traffic.reduce:
-            members = self._joined(op, device)
-            found += members
-            place = place_of(units, _kind(op), done, end=True)
-            for own, member in zip(tasks, members, strict=True):
-                count = int(own.units[own.last_backward(place.stage)])
-                share = max(1, round(place.share * count)) / count
-                own.add_gradient_edge(self.builder, member, place.stage, done=share)
+        ordered = stages if which == "forward" else reversed(stages)
+        return [unit for stage in ordered for unit in pieces.units(stage, which)]
+
+    def _reduce(self, tasks: Sequence[PipelineTasks], held: Sequence[tuple[int, int]]) -> list[int]:
+        """Gradients of the same parameters, which devices hold in copies of the model, summed over all of them."""
+        found: list[int] = []
+        device, copy = held[0]
+        reduce = self.traffic[device][copy].reduce
+        if len(held) > 1:
+            reduce += copies_reductions(self.inputs, self.local[device][copy])
+        units = {where: self._units(*where, self._last) for where in held}
+        for op, done in reduce:
+            # A group bears its first member's number.
+            group = self.builder.num_tasks if len(self.lines) * len(held) > 1 else -1
+            for device, copy in held:
+                place = place_of(units[device, copy], _kind(op), done, end=True)
+                for line, own in zip(self.lines, tasks, strict=True):
+                    found.append(line.collective(op, device, group))
+                    count = int(own.units[own.last_backward(place.stage, copy)])
+                    share = max(1, round(place.share * count)) / count
+                    own.add_gradient_edge(self.builder, found[-1], place.stage, copy=copy, done=share)
         return found
+
+    @property
+    def _last(self) -> Which:
+        """The pass that completes gradients."""
+        return "weight_grad" if (self.schedule.kind >= WEIGHT_GRAD).any() else "backward"
 
     def _joined(self, op: CollectiveOp, device: int) -> list[int]:
         """A collective on one device of every pipeline; a group bears its first member's number."""
@@ -190,8 +225,7 @@ class _Step:
 
     def _optimizer(self, line: Line, tasks: PipelineTasks, device: int) -> int:
         layout, pieces = self.inputs.layout, line.pieces[device]
-        local = stage_parameters(self.inputs.model, layout, device, self.inputs.job.stage_layers)
-        own = _own_parameters(local, layout)
+        own = sum(_own_parameters(local, layout) for local in self.local[device])
         piece = pieces.graph(f"optimizer {own}", pieces.builder.optimizer(own), follows=False)
         block = line.block(device, piece, 1, f"optim.step {device}")
         return self.builder.add_blocks(

@@ -28,8 +28,8 @@ DP_OVERLAPS: Final[tuple[DpOverlap, ...]] = get_args(DpOverlap)
 DEFAULT_BUCKET_BYTES: Final = 160e6
 """Megatron-LM's ``--ddp-bucket-size`` of 40 million fp32 gradients."""
 RANK_BUCKET_BYTES: Final = 4e6
-"""What a default bucket has at least for each data-parallel rank: a million gradients (Megatron-LM), since rings of many
-ranks are slow with small messages."""
+"""What a default bucket has at least for each data-parallel rank: a million gradients, as Megatron-LM has it (rings of
+many ranks are slow with small messages)."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from overlapsim.step.blocks import LONGEST_UNIT_S, Piece
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.pieces import StagePieces
 from overlapsim.step.replicas import Replica, Station
-from overlapsim.step.traffic import StageTraffic, boundary_bytes
+from overlapsim.step.traffic import boundary_bytes
 from overlapsim.units import ps_from_s
 from overlapsim.workload.operators import CollectiveOp
 from overlapsim.workload.rank_map import RankMap
@@ -37,7 +37,7 @@ class Line:
     builder : where tasks go
     pieces : blocks by station, shared between pipelines
     blocks : filled with what each block stands for, by its operator name
-    traffic : data-parallel collectives of each device
+    largest : data-parallel collective of each device beside which its blocks run; None: none
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Line:
         builder: ProgramBuilder,
         pieces: Mapping[Station, StagePieces],
         blocks: dict[str, Piece],
-        traffic: Sequence[StageTraffic],
+        largest: Sequence[CollectiveOp | None],
     ) -> None:
         self.inputs, self.schedule, self.replica, self.builder = inputs, schedule, replica, builder
         self.first_device = number * schedule.num_devices
@@ -59,7 +59,7 @@ class Line:
         self._ranks = RankMap(inputs.layout, inputs.rank_order).group("pp")
         num_sms = inputs.cluster.device.num_sms
         self.pools = [
-            builder.add_pool(num_sms, derate=self._beside_communication(d, traffic[d]), name=f"gpu{at}", device=at)
+            builder.add_pool(num_sms, derate=self._beside_communication(d, largest[d]), name=f"gpu{at}", device=at)
             for d, at in enumerate(range(self.first_device, self.first_device + schedule.num_devices))
         ]
         self._dp_streams = [builder.add_stream(priority=5, name=f"dp {d}") for d in range(schedule.num_devices)]
@@ -163,11 +163,10 @@ class Line:
             return None
         return self.builder.add_resource(capacity, name.replace("[0]", f"[{self.first_device + device}]"))
 
-    def _beside_communication(self, device: int, traffic: StageTraffic) -> float:
+    def _beside_communication(self, device: int, largest: CollectiveOp | None) -> float:
         """Speed of a device's blocks while one of its data-parallel collectives runs."""
-        if not self.inputs.contention or self.inputs.dp_overlap == "none" or not traffic.reduce:
+        if not self.inputs.contention or self.inputs.dp_overlap == "none" or largest is None:
             return 1.0
-        largest = max((op for op, _ in traffic.reduce), key=lambda op: op.size_bytes)
         stage = int(np.flatnonzero(self.schedule.placement[0] == device)[0])
         return self.pieces[device].speed_beside(stage, largest, gathers=self.inputs.dp_overlap == "both")
 

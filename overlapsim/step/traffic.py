@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from overlapsim.schedule.pipeline import PipelineSchedule
 from overlapsim.step.inputs import DEFAULT_BUCKET_BYTES, RANK_BUCKET_BYTES, StepInputs
 from overlapsim.units import dtype_bytes
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.operators import CollectiveKind, CollectiveOp
-from overlapsim.workload.stage_weights import LocalParameters, stage_parameters
+from overlapsim.workload.stage_weights import LocalParameters, layer_parameters_local, stage_parameters
+from overlapsim.workload.stages import chunk_layers, stage_layers
 from overlapsim.workload.state_precision import StatePrecision, state_precision
 
 MOST_BUCKETS: Final = 32
@@ -45,8 +47,37 @@ def stage_traffic(inputs: StepInputs, device: int) -> StageTraffic:
     a reduction over the groups of shards. Where parameters are dropped after
     use (``StepInputs.sharded``) only that is left: blocks hold the rest.
     """
+    return traffic_of(inputs, stage_parameters(inputs.model, inputs.layout, device, inputs.job.stage_layers))
+
+
+def held_parameters(inputs: StepInputs, schedule: PipelineSchedule, device: int, copy: int = 0) -> LocalParameters:
+    """Parameters of one copy of the model on a device, wherever a schedule puts stages (folded, or the other way)."""
+    model, layout, given = inputs.model, inputs.layout, inputs.job.stage_layers
+    pp, last = schedule.num_devices, schedule.num_stages - 1
+    stages = [s for s in range(schedule.num_stages) if schedule.placement[copy, s] == device]
+    if all(stage % pp == device for stage in stages):
+        return stage_parameters(model, layout, device, given)
+    if schedule.num_stages == pp:
+        return stage_parameters(model, layout, stages[0], given)
+    counts = chunk_layers(layout, model.num_layers, given)
+    local = LocalParameters()
+    for stage in stages:
+        begin = sum(counts[:stage])
+        own = model.layers[begin : begin + counts[stage]]
+        local += sum((layer_parameters_local(model, layer, layout) for layer in own), start=LocalParameters())
+        # The ends of the model, as its first and last devices have them without being folded.
+        for end, where in ((0, 0), (last, pp - 1)):
+            if stage == end:
+                whole = stage_parameters(model, layout, where, given)
+                chunks = [layer for chunk in stage_layers(model, layout, where, given) for layer in chunk]
+                inner = sum((layer_parameters_local(model, layer, layout) for layer in chunks), start=LocalParameters())
+                local += LocalParameters(whole.dense - inner.dense, whole.expert - inner.expert)
+    return local
+
+
+def traffic_of(inputs: StepInputs, local: LocalParameters) -> StageTraffic:
+    """Traffic of so many parameters on a rank, as `stage_traffic` has it."""
     width, layout = precision_of(inputs), inputs.layout
-    local = stage_parameters(inputs.model, layout, device, inputs.job.stage_layers)
     reduce: list[tuple[CollectiveOp, float]] = []
     gather: list[tuple[CollectiveOp, float]] = []
     for parameters, name, groups in _parts(local, layout):
@@ -76,6 +107,28 @@ def embedding_reduction(inputs: StepInputs) -> CollectiveOp | None:
     rows = model.vocabulary / layout.tp
     size = rows * model.hidden * precision_of(inputs).gradient_bytes
     return CollectiveOp("all_reduce", size, 2, model.dtype, "grad.embed", "wgrad", group="embedding")
+
+
+def copies_reductions(inputs: StepInputs, local: LocalParameters) -> tuple[tuple[CollectiveOp, float], ...]:
+    """Gradients of a stage whose only other holder is the device with the second copy of it, as `StageTraffic.reduce`.
+
+    What has data-parallel ranks as well is summed over both copies at once.
+    """
+    width, model = precision_of(inputs), inputs.model
+    alone = (
+        (local.dense, "grad.dense", inputs.layout.dense_replicas),
+        (local.expert, "grad.expert", inputs.layout.edp),
+    )
+    return tuple(
+        (
+            CollectiveOp(
+                "all_reduce", float(count * width.gradient_bytes), 2, model.dtype, name, "wgrad", group="embedding"
+            ),
+            1.0,
+        )
+        for count, name, ranks in alone
+        if count and ranks == 1
+    )
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from overlapsim.step.assemble import StepProgram, assemble
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.pairs import paired
 from overlapsim.step.pieces import StagePieces
+from overlapsim.step.traffic import held_parameters
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.compose import compose
 from overlapsim.strategy.tasks import Site
@@ -214,11 +215,9 @@ class _Expansion:
         return _there(head + graphs[::-1] + embed)
 
     def _own(self, device: int) -> float:
-        from overlapsim.step.assemble import _own_parameters
-        from overlapsim.workload.stage_weights import stage_parameters
-
-        local = stage_parameters(self.inputs.model, self.inputs.layout, device, self.inputs.job.stage_layers)
-        return _own_parameters(local, self.inputs.layout)
+        layout, copies = self.inputs.layout, range(self.schedule.num_copies)
+        held = [held_parameters(self.inputs, self.schedule, device, copy) for copy in copies]
+        return sum(local.dense / layout.dense_shards + local.expert / layout.expert_shards for local in held)
 
 
 def _nearest(places: Sequence[float], share: float) -> int:
