@@ -228,12 +228,20 @@ class StagePieces:
         return self._cache[key]
 
     def _pair(self, first: Layer, second: Layer) -> Piece:
+        """One layer forward and one backward at once; one after the other where that is faster."""
         key = ("pair", first, second)
         if key not in self._cache:
             graph = paired(
                 self._one_layer(first, "forward"), self._one_layer(second, "backward"), self.prices.operator_s
             )
-            self._cache[key] = self._simulate(graph)
+            apart = self._alone(first, "forward") + self._alone(second, "backward")
+            self._cache[key] = min(self._simulate(graph), apart, key=lambda piece: piece.duration_s)
+        return self._cache[key]
+
+    def _alone(self, layer: Layer, which: Which) -> Piece:
+        key = ("alone", layer, which)
+        if key not in self._cache:
+            self._cache[key] = self._simulate(self._one_layer(layer, which))
         return self._cache[key]
 
     def _one_layer(self, layer: Layer, which: Which) -> OperatorGraph:
