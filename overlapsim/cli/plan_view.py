@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -108,6 +109,7 @@ def plan_table(plan: StepPlan, answer: StepAnswer) -> None:
             format_time(exposed_s(entry.breakdown_s)),
         )
     view.print(table)
+    _sentences(view, "strategies of plan 1", _strategies(plan.choice))
     _sentences(view, "why the first", plan.advice.why)
     _sentences(view, "near", plan.advice.near)
     _sentences(view, "exposed in plan 1", plan.advice.exposed)
@@ -152,8 +154,17 @@ def _settings(entry: StepCandidate) -> str:
     words += [f"recompute {recompute_name(entry)}"] if s.recompute != "none" else []
     words += [f"dp overlap {s.dp_overlap}"] if s.dp_overlap != "none" else []
     words += ["fp8"] if s.fp8 else []
-    words += [f"{op.strategy} on {op.operator}:{op.pass_}" for op in entry.operators]
+    counts = Counter(op.strategy for op in entry.operators)
+    words += [f"{name} on {count} operator{'s'[: count > 1]}" for name, count in counts.items()]
     return ", ".join(words)
+
+
+def _strategies(entry: StepCandidate) -> list[str]:
+    """Operators by the strategy that takes them."""
+    taken: dict[str, list[str]] = {}
+    for op in entry.operators:
+        taken.setdefault(op.strategy, []).append(f"{op.operator}:{op.pass_}")
+    return [f"{name}: {', '.join(operators)}" for name, operators in taken.items()]
 
 
 def _time(shown: Prediction) -> tuple[str, str]:

@@ -61,6 +61,7 @@ def label(result: StepResult) -> str:
         words.append(f"overlaps {i.dp_overlap}" + (" of data parallelism" if i.dp_overlap == "gradients" else ""))
     if i.recipe.fp8:
         words.append("fp8")
+    words += sorted({strategy.name for strategy in i.composition.strategies})
     return ", ".join(words)
 
 

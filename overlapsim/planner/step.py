@@ -18,8 +18,9 @@ from overlapsim.units import format_time
 
 ALLOWED: Final = ("fp8", "compression")
 """Choices that change what is computed: never made unless the user allows them by name."""
-PER_LAYOUT: Final = 4
-"""Plans asked of the search for each one shown: many of the fastest are one layout with other settings."""
+PER_LAYOUT: Final = (4, 16)
+"""Plans asked of the search for each one shown, and then where too few layouts are among them: many of the fastest are
+one layout with other settings."""
 TWINS: Final = 3
 ROBUST_MOST: Final = 64
 """Plans that are perturbed at most."""
@@ -174,7 +175,7 @@ def _search_all(request: PlanRequest, goal: Goal, say: Say) -> list[SearchResult
         if variant.cluster != request.cluster or variant.recipe != request.recipe:
             say(f"on {variant.cluster.num_nodes} node(s){', with fp8' if variant.recipe.fp8 else ''}")
         try:
-            runs.append(search(replace(variant, top=PER_LAYOUT * request.top), say))
+            runs.append(_search_layouts(variant, say))
         except PlanError as error:
             if error.exit_code != 1:
                 raise
@@ -182,6 +183,17 @@ def _search_all(request: PlanRequest, goal: Goal, say: Say) -> list[SearchResult
     if not runs:
         raise failures[0]
     return runs
+
+
+def _search_layouts(request: PlanRequest, say: Say) -> SearchResult:
+    """A search that goes on until there are as many layouts as are asked for."""
+    for most in PER_LAYOUT:
+        run = search(replace(request, top=most * request.top), say)
+        num_layouts = len({_degrees(entry) for entry in run.best})
+        if num_layouts >= request.top or len(run.best) < most * request.top:
+            break
+        say(f"the best {len(run.best)} are of {num_layouts} layouts; looking further")
+    return run
 
 
 def _variants(request: PlanRequest, goal: Goal) -> Iterator[PlanRequest]:
@@ -214,14 +226,19 @@ def _by_layout(found: Sequence[Found], top: int) -> list[list[Found]]:
     """Plans of the best layouts, best first, each with its twins; single settings where layouts are few."""
     groups: dict[object, list[Found]] = {}
     for entry in found:
-        inputs = entry.result.inputs
-        degrees = tuple(getattr(inputs.layout, name) for name in _DEGREES)
-        groups.setdefault((inputs.cluster.num_nodes, inputs.recipe.fp8, *degrees), []).append(entry)
+        groups.setdefault(_degrees(entry), []).append(entry)
     heads = list(groups.values())[:top]
     place = {id(entry): number for number, entry in enumerate(found)}
     twins = sorted((twin for group in heads for twin in group[1:]), key=lambda entry: place[id(entry)])
     heads += [[twin] for twin in twins[: top - len(heads)]]
     return sorted(heads, key=lambda group: place[id(group[0])])
+
+
+def _degrees(entry: Found) -> tuple[object, ...]:
+    """What tells layouts apart."""
+    inputs = entry.result.inputs
+    degrees = (getattr(inputs.layout, name) for name in _DEGREES)
+    return (inputs.cluster.num_nodes, inputs.recipe.fp8, *degrees)
 
 
 def _by_high_end(

@@ -29,7 +29,7 @@ def test_without_a_target_it_prints_the_times(capsys, plan: Path) -> None:
 
 def test_the_plot_shows_serial_first(capsys, plan: Path, tmp_path: Path, monkeypatch) -> None:
     drawn: list[list[str]] = []
-    monkeypatch.setattr("overlapsim.report.plots.gantt", lambda timelines, path: drawn.append(list(timelines)))
+    monkeypatch.setattr("overlapsim.report.plots.gantt", lambda timelines, path, **more: drawn.append(list(timelines)))
     assert run(capsys, ["trace", str(plan), "--plot", str(tmp_path / "x.png")])[0] == 0
     assert drawn == [["serial", "wave_group"]]
 
