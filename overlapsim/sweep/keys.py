@@ -13,6 +13,7 @@ from overlapsim.plan import Finding
 Cell = str | int | float | bool | None
 """One value of a row; None where there is none."""
 Type = Literal["text", "int", "float", "bool"]
+_PLAIN: Final[dict[Type, type[str] | type[int] | type[float]]] = {"text": str, "int": int, "float": float, "bool": bool}
 REQUIRED: Final = object()
 """Default of a key that every point must have."""
 
@@ -27,6 +28,10 @@ class Column:
 
     name: str
     type: Type
+
+    def cell(self, value: Cell) -> Cell:
+        """The value as a plain one of the column's type: arrays give numbers of their own."""
+        return None if value is None else _PLAIN[self.type](value)
 
 
 @dataclass(frozen=True)

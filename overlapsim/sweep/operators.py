@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -12,6 +13,7 @@ from overlapsim.hardware.profile import Cluster
 from overlapsim.plan import OperatorInputs
 from overlapsim.planner.operator import QUICK, THOROUGH, plan_operator
 from overlapsim.planner.operator_plan import context_from
+from overlapsim.strategy.base import Strategy
 from overlapsim.strategy.registry import load_strategies
 from overlapsim.sweep.keys import (
     Cell,
@@ -34,8 +36,11 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _known(text: str) -> None:
-    load_strategies(_names(text), "pair")
+@lru_cache
+def _strategies(text: str) -> tuple[Strategy, ...]:
+    """Baselines and the strategies named, or all; finding them costs as much as planning a point."""
+    chosen = tuple(s for s in load_strategies(_names(text), "pair") if s.overlaps)
+    return (*(s for s in load_strategies(scope="pair") if not s.overlaps), *chosen)
 
 
 KEYS: Final = (
@@ -51,7 +56,7 @@ KEYS: Final = (
     quantity_key("gemm_time", parse_time_s, "gemm_time_s", None),
     whole_key("comm_sms", None),
     quantity_key("independent", parse_bytes, "independent_bytes", None),
-    text_key("strategy", "", check=_known),
+    text_key("strategy", "", check=_strategies),
     flag_key("contention", True),
     choice_key("effort", tuple(EFFORTS), "thorough"),
 )
@@ -90,11 +95,9 @@ def answer(
         contention=given["contention"],
         independent_bytes=given["independent"],
     )
-    chosen = tuple(s for s in load_strategies(_names(given["strategy"]), "pair") if s.overlaps)
-    baselines = tuple(s for s in load_strategies(scope="pair") if not s.overlaps)
     effort = EFFORTS[given["effort"]]
     result = plan_operator(
-        context_from(inputs, cluster), (*baselines, *chosen), contention=inputs.contention, effort=effort
+        context_from(inputs, cluster), _strategies(given["strategy"]), contention=inputs.contention, effort=effort
     )
     best, serial = result.best, result.serial
     assert best.best is not None and best.prediction is not None and serial.best is not None

@@ -17,6 +17,8 @@ from overlapsim.step.categories import KINDS
 from overlapsim.step.inputs import DEFAULT_BUCKET_BYTES, DP_OVERLAPS, StepInputs
 from overlapsim.step.perturb import Perturbation
 from overlapsim.step.simulate import StepResult, simulate_step, step_memory, step_schedule
+from overlapsim.strategy.compose import Composition
+from overlapsim.strategy.overlaps import composition
 from overlapsim.sweep.keys import (
     Cell,
     Column,
@@ -35,6 +37,10 @@ from overlapsim.workload.model import ModelSpec
 from overlapsim.workload.rank_map import ORDER, read_order
 from overlapsim.workload.recipe import RECIPES
 from overlapsim.workload.recompute import Recompute
+
+
+def _composition(text: str) -> Composition:
+    return composition([entry.strip() for entry in text.split(";") if entry.strip()])
 
 
 def _counts(text: str) -> tuple[int, ...] | None:
@@ -73,6 +79,7 @@ KEYS: Final = (
     choice_key("p2p", P2P_MODES, None),
     choice_key("rings", RINGS, "mirrored"),
     text_key("rank_order", "", check=read_order),
+    text_key("overlap", "", check=_composition),
     text_key("perturb", "", check=Perturbation.parse),
     flag_key("contention", True),
     flag_key("ignore_memory", False),
@@ -120,6 +127,7 @@ def answer(
         rings=given["rings"],
         rank_order=read_order(given["rank_order"]) if given["rank_order"] else ORDER,
         sustained_clock=given["sustained_clock"],
+        composition=_composition(given["overlap"]),
         perturbation=Perturbation.parse(given["perturb"]),
         contention=given["contention"],
     )

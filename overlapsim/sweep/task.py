@@ -86,13 +86,14 @@ def _answer(
         if place not in machines:
             machines[place] = (task.clusters[place[0]].with_nodes(place[1]), {})
         cluster, models = machines[place]
-        cells = KINDS[task.command].answer(given, cluster, task.models.get(given.get("model", "")), models)
+        kind = KINDS[task.command]
+        cells = kind.answer(given, cluster, task.models.get(given.get("model", "")), models)
     except OverlapSimError as error:
         return Answered(id_, INFEASIBLE, one_line(str(error)), {})
     except Exception as error:
         # One point must not end a night's sweep; its row says what happened, and the summary counts it.
         return Answered(id_, FAILED, one_line(f"{type(error).__name__}: {error}"), {})
-    return Answered(id_, OK, "", cells)
+    return Answered(id_, OK, "", {column.name: column.cell(cells[column.name]) for column in kind.columns})
 
 
 def one_line(text: str) -> str:
