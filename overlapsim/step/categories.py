@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapsim.schedule.program import BLOCKS, FLOW, Program
+from overlapsim.workload.operators import STEP_PREFIXES
 
 COMPUTE_KINDS: Final = ("gemm", "attention", "other_compute", "optimizer")
 COMM_KINDS: Final = ("exposed_tp", "exposed_sp", "exposed_ep", "exposed_cp", "exposed_pp", "exposed_dp")
@@ -39,7 +40,7 @@ def kind_of(op: str, tag: str, flow: bool) -> str:
     """
     if flow:
         group = tag.rpartition("[")[2].rstrip("]") if tag.endswith("]") else ""
-        return _GROUPS.get(group, "exposed_pp" if op == "p2p" else "exposed_dp")
+        return _GROUPS.get(group) or _moved(op, group)
     if tag.startswith("wait"):
         return ""
     if op.startswith("optim."):
@@ -47,6 +48,15 @@ def kind_of(op: str, tag: str, flow: bool) -> str:
     if "gemm" in tag:
         return "gemm"
     return "attention" if "attention" in tag else "other_compute"
+
+
+def _moved(op: str, group: str) -> str:
+    """Kind of what moves without a group that says it: copies and stores of strategies serve their operator."""
+    if op == "p2p":
+        return "exposed_pp"
+    if group or op.startswith(("optim.", "embed", *STEP_PREFIXES)):
+        return "exposed_dp"
+    return "exposed_ep" if op in ("moe.dispatch", "moe.combine") else "exposed_tp"
 
 
 def kinds_of(program: Program) -> npt.NDArray[np.int64]:

@@ -119,17 +119,24 @@ class WaveGroup(Strategy):
         groups = checked_groups(parameters, prices.kernel_gemm(gemm, self.name, tuple(parameters["tile"])))
         # Equal ranks are folded onto one; with unbalanced routing each rank is there, and a group waits for the last.
         members = [site.new_group() for _ in groups] if collective.rank_rows else [-1] * len(groups)
-        kernels, collectives = [], []
+        kernels: list[int] = []
+        waiters: list[int] = []
+        collectives: list[list[int]] = []
         for device, rows in enumerate(collective.rank_rows or (gemm.m,)):
             local = replace(gemm, m=rows)
             kernel = prices.kernel_gemm(local, self.name, tuple(parameters["tile"]))
             own = groups if rows == gemm.m else scale_groups(groups, kernel.grid.num_tiles)
-            source, flows = self._add_rank(site.gpu(device), local, collective, kernel, own, members, parameters)
+            source, waiter, flows = self._add_rank(
+                site.gpu(device), local, collective, kernel, own, members, parameters
+            )
             kernels.append(source)
+            waiters += waiter
             collectives.append(flows)
         whole = tuple(kernels)
+        # What the GEMM waits for is waited for by what would else spin on an SM until the GEMM is there.
         return pair.placement(
-            (whole, whole), (tuple(flows[0] for flows in collectives), tuple(flows[-1] for flows in collectives))
+            ((*whole, *waiters), whole),
+            (tuple(flows[0] for flows in collectives), tuple(flows[-1] for flows in collectives)),
         )
 
     def settings(self, context: Context, parameters: Parameters) -> Mapping[str, Any]:
@@ -196,7 +203,8 @@ class WaveGroup(Strategy):
         groups: tuple[int, ...],
         members: Sequence[int],
         parameters: Parameters,
-    ) -> tuple[int, list[int]]:
+    ) -> tuple[int, list[int], list[int]]:
+        """Add one rank's tasks: the GEMM, the kernel that waits for its first group if there is one, collectives."""
         prices, builder = gpu.prices, gpu.builder
         comm_sms = prices.comm_sms(collective.kind)
         # One group waits for the whole kernel anyway, so nothing is gained by reserving SMs for it.
@@ -204,14 +212,14 @@ class WaveGroup(Strategy):
         source = gpu.add_gemm(gemm, kernel, sms=gpu.num_sms - comm_sms if reserve else gpu.num_sms)
         wait_ps = ps_from_s(prices.signal_wait_s)
         sizes = group_bytes(gemm, kernel, parameters["swizzle"], groups)
+        waiters: list[int] = []
         flows: list[int] = []
         for number, (done, size) in enumerate(zip(np.cumsum(groups), sizes, strict=True), start=1):
-            part = CollectiveOp(
-                collective.kind, max(1.0, float(size)), collective.ranks, collective.dtype, collective.name
-            )
+            part = replace(collective, size_bytes=max(1.0, float(size)), rank_rows=())
             label = f"{gemm.pass_} {collective.kind} group {number}/{len(groups)}"
             if not reserve and done and len(groups) > 1:
-                gpu.add_waiter(source, int(done), op=gemm.name, tag=f"wait for group {number}/{len(groups)}")
+                waiter = gpu.add_waiter(source, int(done), op=gemm.name, tag=f"wait for group {number}/{len(groups)}")
+                waiters = waiters or [waiter]
             task = gpu.add_collective(part, sms=comm_sms, group=members[number - 1], tag=label)
             if (reserve or len(groups) == 1) and done:
                 builder.add_edge(source, task, src_units=int(done), lag_ps=wait_ps)
@@ -219,7 +227,7 @@ class WaveGroup(Strategy):
                     # The next group's waiting kernel is launched behind this collective and pays the same poll.
                     builder.add_edge(flows[-1], task, lag_ps=wait_ps)
             flows.append(task)
-        return source, flows
+        return source, waiters, flows
 
 
 def best_swizzle(kernel: GemmCost, num_sms: int) -> int:

@@ -175,7 +175,8 @@ class _Expansion:
         graphs = self._graphs(name)
         graph, ranges = joined(graphs)
         builder = ProgramBuilder()
-        composed = compose(Context(graph, self.prices), self.inputs.composition, Site(builder, self.prices))
+        composition = self.pieces._composition(graph)
+        composed = compose(Context(graph, self.prices), composition, Site(builder, self.prices))
         begins, ends = [], []
         for first, last in ranges:
             inside = range(first, last)
