@@ -105,6 +105,9 @@ class StagePieces:
         # with strategies for whole graphs: which of them is used is counted anew for each step.
         shared = not inputs.composition.arranging
         self._cache: dict[object, Piece] = prices.models.setdefault(_signature(inputs, prices), {}) if shared else {}
+        if shared:
+            # Blocks are known by the model's and its layers' identity, which stays theirs as long as they live.
+            prices.models.setdefault(("pieces of", id(inputs.model)), inputs.model)
         self._setting = inputs.composition.setting
         if inputs.composition.strategies:
             if not self._cache:

@@ -393,3 +393,14 @@ def test_dualpipe_holds_two_copies_of_the_model() -> None:
             expected = getattr(plain[device], kind) + getattr(plain[3 - device], kind)
             assert getattr(twice[device], kind) == pytest.approx(expected)
     assert twice[0].logits == twice[3].logits == plain[3].logits
+
+
+def test_shared_cost_models_never_mix_models_up() -> None:
+    """Models that come and go share what a cluster costs, and no block: an identity is not used twice."""
+    shared: dict[object, object] = {}
+    for hidden in (512, 1024, 2048, 1536, 512, 1024, 2048, 1536):
+        model = gpt(num_layers=2, hidden=hidden, num_heads=8, vocabulary=1024, max_positions=1024)
+        inputs = ask(model, "dp=1", 2)
+        together, alone = (simulate_step(inputs, ranges=False, models=models) for models in (shared, None))
+        assert together.step_time_s == alone.step_time_s
+        del model, inputs, together, alone
