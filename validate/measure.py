@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -64,7 +65,7 @@ class Timing:
     @property
     def uncertainty(self) -> float:
         """Standard error of the median over the median, were the samples normal (percentiles 2.56 deviations apart)."""
-        return 1.253 * (2 * self.noise / 2.563) / self.repeats**0.5
+        return 1.253 * (2 * self.noise / 2.563) / math.sqrt(self.repeats)
 
     @property
     def valid(self) -> bool:
