@@ -29,9 +29,9 @@ MOST_WAVES: Final = 64
 # The memory system of a GPU as a rate shared by kernels and by transfers without SMs: a kernel on all SMs takes all of
 # it. Sums of the kernels' shares may end above 1 in the last bit.
 MEMORY_CAPACITY: Final = 1 + 1e-9
-# Host calls of a framework's collective: its kernel, and the events by which two streams wait for each other (12 for the
-# four of a tensor-parallel layer; hwprofiles/SOURCES.md, OP-BYTES).
-COLLECTIVE_CALLS: Final = 3
+# Host calls of a framework's collective, each as long as a kernel's: the kernel, and the events by which its stream and
+# the one of computation wait for each other (hwprofiles/SOURCES.md, VTRAIN: layers with and without collectives).
+COLLECTIVE_CALLS: Final = 2
 
 
 @dataclass(frozen=True)
