@@ -164,22 +164,25 @@ def async_tp_gain(row: str) -> tuple[float, float]:
     return 100 * (seconds[0] / seconds[1] - 1), 100 * (with_ / without - 1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS)
-def test_torchtitan_pull_1299_async_tensor_parallelism_pays(row: str) -> None:
-    """The sign is right and the size within 8 points."""
-    predicted, measured = async_tp_gain(row)
-    assert predicted > 3
-    assert abs(predicted - measured) < 8
-
-
-@pytest.mark.slow
-@pytest.mark.xfail(
-    reason="gains are predicted 3 to 8 points too high (16.8, 20.1, 13.0 against 9.2, 16.3, 9.8): the profile is of a "
-    "700 W part, so computation is short against what tensor parallelism moves",
+TOO_HIGH = pytest.mark.xfail(
+    reason="predicted +15.0 %, measured +9.2 %: the step without it is predicted at 864 tokens/s a GPU and measured at "
+    "597 (parts held to 500 W, the profile is of 700 W), so communication has too large a share to hide",
     strict=True,
 )
-@pytest.mark.parametrize("row", ROWS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", [pytest.param("70b bf16", marks=TOO_HIGH), "70b fp8 tensorwise", "8b bf16"])
 def test_torchtitan_pull_1299_within_three_points(row: str) -> None:
     predicted, measured = async_tp_gain(row)
     assert predicted == pytest.approx(measured, abs=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS)
+def test_torchtitan_pull_1299_pays(row: str) -> None:
+    """The sign is right in every row, and more where fp8 leaves more to hide."""
+    predicted, measured = async_tp_gain(row)
+    assert predicted > 3
+    assert abs(predicted - measured) < 8
+    assert async_tp_gain("70b fp8 tensorwise")[0] > async_tp_gain("70b bf16")[0]
