@@ -1,4 +1,4 @@
-"""`overlapsim simulate`: how long a training step takes, where its time goes, what each GPU holds."""
+"""`overlapsim simulate`: how long a training (or serving) step takes, where its time goes, what each GPU holds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from overlapsim.cli.forward import TRAIN, check_phase, phase_options, run_forward
 from overlapsim.cli.options import check_targets, size_bytes
 from overlapsim.cli.output import compile_note, print_json
 from overlapsim.cli.simulate_view import step_json, step_table
@@ -43,8 +44,9 @@ from overlapsim.workload.recompute import Recompute
     metavar="KEY=N,..",
     help="tp, sp, cp, cp_kind, ep, etp, pp, vpp, dp, zero, hsdp, sequence_parallel; dp follows from the GPUs.",
 )
-@click.option("--global-batch", type=int, required=True, help="Sequences of a step.")
-@click.option("--seq", type=int, required=True, help="Tokens of a sequence.")
+@click.option("--global-batch", type=int, help="Sequences of a step (training).")
+@click.option("--seq", type=int, help="Tokens of a sequence; of a prompt those that the step computes.")
+@phase_options
 @click.option("--micro-batch", type=int, default=1, show_default=True, help="Sequences of a micro-batch on one GPU.")
 @click.option("--schedule", default="", metavar="NAME", help=f"Pipeline schedule: {', '.join(SCHEDULES)}.")
 @click.option("--virtual", type=int, help="Model chunks a stage holds: the layout's vpp.")
@@ -78,13 +80,17 @@ from overlapsim.workload.recompute import Recompute
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a Perfetto trace (.json or .json.gz).")
 def command(**given: Any) -> None:
-    """Simulate a training step of MODEL (a name, a model file, a config.json or its folder)."""
+    """Simulate a training or a serving step of MODEL (a name, a model file, a config.json or its folder)."""
+    check_phase(click.get_current_context())
     trace = given["trace"]
     check_targets(trace=trace)
     spec, findings = load_model(given["model"])
     if given["dtype"]:
         spec = replace(spec, dtype=given["dtype"])
     machine = load_cluster(given["cluster"]).with_nodes(given["nodes"])
+    if given["phase"] != TRAIN:
+        run_forward(given, spec, machine, findings)
+        return
     stages = _counts(given["stage_layers"])
     inputs = StepInputs(
         spec,

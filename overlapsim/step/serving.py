@@ -48,6 +48,7 @@ class ForwardInputs:
     stack : how kernels are launched (`cost.launch`)
     imbalance : rows of the fullest expert rank over the even share
     rank_order : order in which degrees fill the ranks
+    sustained_clock : clock of a long run over that of a short benchmark, in (0, 1]
     composition : overlap strategies by operator
     contention : False leaves HBM and link sharing out
 
@@ -61,7 +62,7 @@ class ForwardInputs:
     WorkloadError
         If such a model, recipe or layout cannot be served (`workload.serving.ServingGraphs`).
     UsageError
-        If the launch stack is unknown.
+        If the launch stack or the cache's type is unknown, or the clock is out of range.
     """
 
     model: ModelSpec
@@ -73,6 +74,7 @@ class ForwardInputs:
     stack: str = "graph"
     imbalance: float = 1.0
     rank_order: tuple[str, ...] = ORDER
+    sustained_clock: float = 1.0
     composition: Composition = field(default_factory=Composition)
     contention: bool = True
 
@@ -92,6 +94,8 @@ class ForwardInputs:
             raise LayoutError(f"vpp is {self.layout.vpp} in a serving step; expected 1: there is nothing to interleave")
         if self.stack not in STACKS and f"launch.{self.stack}" not in self.cluster.device.fits:
             raise UsageError(f"launch stack {self.stack!r} is unknown; expected one of {', '.join(STACKS)}")
+        if not 0 < self.sustained_clock <= 1:
+            raise UsageError(f"sustained_clock is {self.sustained_clock}; expected a share in (0, 1]")
         dtype_bytes(self.kv_dtype or self.model.dtype)
 
     @cached_property
@@ -166,7 +170,9 @@ def simulate_forward(inputs: ForwardInputs, *, ranges: bool = True) -> ForwardRe
     >>> 1 < ratio < 2
     True
     """
-    prices = machine_prices(inputs.cluster, inputs.layout, rank_order=inputs.rank_order)
+    prices = machine_prices(
+        inputs.cluster, inputs.layout, rank_order=inputs.rank_order, sustained_clock=inputs.sustained_clock
+    )
     stages, between = _forward(inputs, prices)
     whole = sum(stages, start=between)
     seconds, low, high = whole.duration_s, 0.0, 0.0

@@ -1,0 +1,80 @@
+"""`overlapsim simulate --phase`: serving steps as users call them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from overlapsim.cli.main import main
+
+KEYS = [
+    *("phase", "tokens", "time_s", "low_s", "high_s", "tokens_per_s", "memory_bytes", "cache_tokens"),
+    *("breakdown_s", "findings"),
+]
+ON = "llama3-8b --cluster h200-sxm8"
+
+
+def run(capsys: pytest.CaptureFixture[str], text: str) -> tuple[int, str, str]:
+    code = 0
+    try:
+        main(["simulate", *text.split()])
+    except SystemExit as exit_:
+        code = int(exit_.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def answer(capsys: pytest.CaptureFixture[str], text: str) -> dict:
+    code, out, err = run(capsys, f"{ON} {text} --json")
+    assert (code, err) == (0, "")
+    found: dict = json.loads(out)
+    assert list(found) == KEYS
+    assert sum(found["breakdown_s"].values()) == pytest.approx(found["time_s"], rel=1e-9)
+    assert found["low_s"] < found["time_s"] < found["high_s"]
+    return found
+
+
+def test_phases(capsys) -> None:
+    prefill = answer(capsys, "--phase prefill --batch 2 --seq 1024")
+    decode = answer(capsys, "--phase decode --batch 16 --context 1024 --layout tp=2")
+    mixed = answer(capsys, "--phase mixed --seq 512 --past 512 --decodes 15 --context 1024")
+    assert [found["phase"] for found in (prefill, decode, mixed)] == ["prefill", "decode", "mixed"]
+    assert [found["tokens"] for found in (prefill, decode, mixed)] == [2048, 16, 527]
+    assert decode["breakdown_s"]["exposed_tp"] > 0 == prefill["breakdown_s"]["exposed_tp"]
+
+
+def test_cache_type_and_imbalance(capsys) -> None:
+    plain = answer(capsys, "--phase decode --batch 8 --context 4096")
+    small = answer(capsys, "--phase decode --batch 8 --context 4096 --kv-dtype fp8")
+    assert small["memory_bytes"]["kv_cache"] == plain["memory_bytes"]["kv_cache"] / 2
+    code, out, _ = run(capsys, f"{ON} --phase decode --context 512 --perturb imbalance=1.5")
+    assert code == 0 and "finding sampling_left_out" in out
+
+
+def test_tables(capsys) -> None:
+    code, out, err = run(capsys, f"{ON} --phase decode --batch 4 --context 2048")
+    assert (code, err) == (0, "")
+    for part in ("llama3-8b on 1 GPU(s)", "tokens/s", "room for", "attention", "finding"):
+        assert part in out
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("--phase decode", "without --context"),
+        ("--phase prefill", "without --seq"),
+        ("--phase mixed --seq 5", "without --decodes, --context"),
+        ("", "without --global-batch, --seq"),
+        ("--phase decode --context 5 --global-batch 8", "--global-batch with --phase decode"),
+        ("--phase decode --context 5 --seq 8", "--seq with --phase decode"),
+        ("--phase prefill --seq 5 --recompute full", "--recompute with --phase prefill"),
+        ("--global-batch 8 --seq 5 --batch 8", "--batch with --phase train"),
+        ("--phase decode --context 5 --perturb jitter=0.1", "expected imbalance alone"),
+        ("--phase decode --context 5 --layout cp=2", "splits sequences"),
+        ("--phase decode --context 0", "decode of 1 token"),
+    ],
+)
+def test_refusals(capsys, text: str, part: str) -> None:
+    code, out, err = run(capsys, f"{ON} {text}")
+    assert code == 2 and out == "" and part in err
