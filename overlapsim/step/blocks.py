@@ -24,7 +24,7 @@ from overlapsim.strategy.compose import Composition, compose, find_pieces
 from overlapsim.strategy.tasks import Site
 from overlapsim.workload.operators import STEP_PREFIXES, CollectiveOp, OperatorGraph
 
-PASSES: Final = 16
+PASSES: Final = 8
 """Copies of a block over which the hosts of its ranks drift apart. A step has more passes before a host waits for its
 GPU: collectives then stand longer on the early ranks, and blocks end hardly later."""
 LONGEST_UNIT_S: Final = 60.0
