@@ -10,9 +10,10 @@ from overlapsim.cost.group_collective import GroupPlace
 from overlapsim.cost.prices import PriceBook
 from overlapsim.plan import Finding
 from overlapsim.step.inputs import StepInputs
+from overlapsim.workload.model import MoE
 from overlapsim.workload.rank_map import GroupKind, RankMap
 
-MOST_PIPELINES: Final = 64
+MOST_PIPELINES: Final = 16
 """Pipelines that are simulated one by one where jitter makes all of them differ."""
 COUPLED: Final[tuple[GroupKind, ...]] = ("tp", "sp", "cp", "etp", "ep")
 """Groups whose ranks wait for each other within a layer."""
@@ -92,7 +93,8 @@ def replicas(inputs: StepInputs) -> tuple[tuple[Replica, ...], tuple[Finding, ..
     replicas : tuple of Replica
         At least one; those that are alike once, but for jitter.
     findings : tuple of Finding
-        ``replicas_left_out`` where jitter would ask for more than `MOST_PIPELINES`.
+        ``replicas_left_out`` where jitter would ask for more than `MOST_PIPELINES`, ``imbalance_not_applied`` where a
+        model has no experts to be unbalanced.
 
     Raises
     ------
@@ -102,16 +104,19 @@ def replicas(inputs: StepInputs) -> tuple[tuple[Replica, ...], tuple[Finding, ..
     layout, perturbation = inputs.layout, inputs.perturbation
     stations = _stations(inputs)
     total = num_pipelines(inputs)
+    findings: tuple[Finding, ...] = ()
+    if perturbation.imbalance > 1 and not any(isinstance(layer.mlp, MoE) for layer in inputs.model.kinds):
+        message = f"imbalance={perturbation.imbalance:g} of experts: {inputs.model.name} has none"
+        findings = (Finding("imbalance_not_applied", message),)
     healthy = (HEALTHY,) * layout.pp
     perturbed = [tuple(found.get(device, HEALTHY) for device in range(layout.pp)) for found in stations.values()]
     if not perturbation.jitter:
         rest = [healthy] if len(perturbed) < total else []
-        return tuple(Replica(kinds) for kinds in dict.fromkeys((*rest, *perturbed))), ()
+        return tuple(Replica(kinds) for kinds in dict.fromkeys((*rest, *perturbed))), findings
     kinds = [*perturbed, *([healthy] * (total - len(perturbed)))]
-    findings: tuple[Finding, ...] = ()
     if total > MOST_PIPELINES:
         message = f"jitter is drawn for {MOST_PIPELINES} of {total} pipelines; the slowest of all may be slower"
-        findings = (Finding("replicas_left_out", message),)
+        findings += (Finding("replicas_left_out", message),)
     return tuple(Replica(kind, number) for number, kind in enumerate(kinds[:MOST_PIPELINES])), findings
 
 

@@ -256,7 +256,7 @@ def test_jitter_of_many_replicas_is_drawn_for_some_and_said() -> None:
     model = load_model("gpt3-175b")[0]
     inputs = step(model, "tp=8,pp=8,dp=192", "jitter=0.05", batch=192, nodes=1536, seq=2048)
     found, findings = replicas(inputs)
-    assert len(found) == 64 and [f.code for f in findings] == ["replicas_left_out"]
+    assert len(found) == 16 and [f.code for f in findings] == ["replicas_left_out"]
 
 
 def test_places_that_are_not_given_are_drawn_by_the_seed() -> None:
@@ -277,6 +277,11 @@ def test_imbalance_multiplies_the_rows_of_the_fullest_rank() -> None:
     assert 1.5 < full.breakdown_s["exposed_ep"] / even.breakdown_s["exposed_ep"] <= 2.0
     assert full.breakdown_s["gemm"] > 1.1 * even.breakdown_s["gemm"]
     assert full.fullest.activations > even.fullest.activations
+
+
+def test_imbalance_without_experts_is_said() -> None:
+    assert [f.code for f in replicas(step(GPT, "dp=16", "imbalance=2"))[1]] == ["imbalance_not_applied"]
+    assert not replicas(step(MOE, "dp=16", "imbalance=2"))[1]
 
 
 def test_a_perturbed_breakdown_sums_to_the_step() -> None:
