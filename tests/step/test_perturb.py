@@ -280,8 +280,8 @@ def test_imbalance_multiplies_the_rows_of_the_fullest_rank() -> None:
 
 
 def test_imbalance_without_experts_is_said() -> None:
-    assert [f.code for f in replicas(step(GPT, "dp=16", "imbalance=2"))[1]] == ["imbalance_not_applied"]
-    assert not replicas(step(MOE, "dp=16", "imbalance=2"))[1]
+    assert [f.code for f in replicas(step(GPT, "dp=16", "imbalance=2", batch=16))[1]] == ["imbalance_not_applied"]
+    assert not replicas(step(MOE, "dp=16", "imbalance=2", batch=16))[1]
 
 
 def test_a_perturbed_breakdown_sums_to_the_step() -> None:
