@@ -162,3 +162,14 @@ def read_value(key: Key, value: Any, where: str) -> Cell:
 def finding_codes(findings: Iterable[Finding]) -> str:
     """Codes of findings for one cell, each once, in order."""
     return " ".join(dict.fromkeys(finding.code for finding in findings))
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Words of a list separated by commas.
+
+    Examples
+    --------
+    >>> words("tp<=8, pp=4")
+    ('tp<=8', 'pp=4')
+    """
+    return tuple(word.strip() for word in text.split(",") if word.strip())

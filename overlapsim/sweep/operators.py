@@ -24,6 +24,7 @@ from overlapsim.sweep.keys import (
     quantity_key,
     text_key,
     whole_key,
+    words,
 )
 from overlapsim.units import DTYPE_BYTES, parse_bytes, parse_time_s
 from overlapsim.workload.model import ModelSpec
@@ -32,14 +33,10 @@ from overlapsim.workload.operators import COLLECTIVES
 EFFORTS: Final = {"thorough": THOROUGH, "quick": QUICK}
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
 @lru_cache
 def _strategies(text: str) -> tuple[Strategy, ...]:
     """Baselines and the strategies named, or all; finding them costs as much as planning a point."""
-    chosen = tuple(s for s in load_strategies(_names(text), "pair") if s.overlaps)
+    chosen = tuple(s for s in load_strategies(words(text), "pair") if s.overlaps)
     return (*(s for s in load_strategies(scope="pair") if not s.overlaps), *chosen)
 
 

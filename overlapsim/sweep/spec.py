@@ -18,6 +18,7 @@ from overlapsim.errors import UsageError
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.hardware.profile import Cluster
 from overlapsim.plan import Finding
+from overlapsim.planner.step_plan import model_digest
 from overlapsim.strict_yaml import YamlFaultError, parse
 from overlapsim.sweep.keys import REQUIRED, Cell, Key, read_value
 from overlapsim.sweep.kinds import KINDS, Kind
@@ -136,7 +137,7 @@ def _sweep(content: Mapping[str, Any], folder: Path | None) -> Sweep:
     clusters = {name: load_cluster(_beside(name, folder)) for name in _names(kind, combinations, "cluster")}
     loaded = {name: load_model(_beside(name, folder)) for name in _names(kind, combinations, "model")}
     models = {name: model for name, (model, _) in loaded.items()}
-    digests = {name: hashlib.sha256(msgspec.json.encode(model)).hexdigest() for name, model in models.items()}
+    digests = {name: model_digest(model) for name, model in models.items()}
     findings = tuple(
         Finding(finding.code, f"{name}: {finding.message}") for name, (_, found) in loaded.items() for finding in found
     )

@@ -63,7 +63,6 @@ SOFTWARE_KEYS: Final = (
     choice_key("dtype", sorted(DTYPE_BYTES), None),
     text_key("stack", "graph"),
     share_key("sustained_clock", 1.0),
-    flag_key("ranges", True),
 )
 KEYS: Final = (
     *MACHINE_KEYS,
@@ -83,6 +82,7 @@ KEYS: Final = (
     text_key("perturb", "", check=Perturbation.parse),
     flag_key("contention", True),
     flag_key("ignore_memory", False),
+    flag_key("ranges", True),
 )
 STEP_COLUMNS: Final = (
     *(Column(name, "float") for name in ("step_time_s", "low_s", "high_s")),
@@ -108,8 +108,7 @@ def answer(
         As `StepInputs` and `simulate_step` do; LayoutError also where the step does not fit its GPUs.
     """
     assert model is not None
-    if given["dtype"]:
-        model = replace(model, dtype=given["dtype"])
+    model = with_dtype(model, given["dtype"])
     degrees = {part.partition("=")[0].strip() for part in given["layout"].split(",")}
     inputs = StepInputs(
         model,
@@ -144,7 +143,12 @@ def answer(
     }
 
 
-def step_cells(result: StepResult, *, ranges: bool) -> dict[str, Cell]:
+def with_dtype(model: ModelSpec, dtype: str | None) -> ModelSpec:
+    """The model in another type, where one is given."""
+    return replace(model, dtype=dtype) if dtype else model
+
+
+def step_cells(result: StepResult, *, ranges: bool = True) -> dict[str, Cell]:
     """Cells of `STEP_COLUMNS`; the range is empty where none was asked for."""
     return {
         "step_time_s": result.step_time_s,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from overlapsim.cli.main import main
+from overlapsim.workload.layout import Layout
 from tests.sweep.parts import operators, run
 from tests.sweep.test_spec import STEP
 
@@ -66,23 +67,27 @@ def test_operator(capsys, tmp_path: Path) -> None:
     assert too_many["status"] == "infeasible" and "16" in too_many["reason"]
 
 
-def test_plan(tmp_path: Path) -> None:
-    """The best of a small space is what `simulate` says of its layout; a space without a layout has its reason."""
-    text = """
+def test_plan(capsys, tmp_path: Path) -> None:
+    """The row is the plan ranked first; a space without a layout has its reason."""
+    rules = ("tp<=1", "pp=1", "cp=1", "sp=1", "zero=1", "micro_batch=1")
+    text = f"""
 kind: sweep
 command: plan
-common: {model: gpt2-126m, cluster: a100-sxm8, global_batch: 8, seq: 1024}
+common: {{model: gpt2-126m, cluster: a100-sxm8, global_batch: 8, seq: 1024}}
 points:
-  - constraint: tp<=1, pp=1, cp=1, sp=1, zero=1, micro_batch=1
-  - constraint: tp=7
+  - {{constraint: "{", ".join(rules)}"}}
+  - {{constraint: tp=7}}
 """
-    best, none = rows_of(text, tmp_path / "plan.csv")
-    assert best["status"] == "ok" and best["layout"].startswith("dp=8"), best
-    again = STEP.replace("llama2-7b", "gpt2-126m").replace("16", "8").replace("2048", "1024")
-    point = {key: best[key] for key in ("layout", "recompute", "dp_overlap")} | {"micro_batch": 1}
-    assert not best["overlap"] and not best["schedule"]
-    (row,) = rows_of(again + f"points: [{json.dumps(point)}]\n", tmp_path / "simulate.csv")
-    for name in ("gpus", "step_time_s", "low_s", "high_s", "mfu", "memory_bytes"):
-        assert row[name] == best[name]
-    assert float(best["step_time_s"]) <= float(best["second_step_time_s"])
+    row, none = rows_of(text, tmp_path / "plan.csv")
+    assert row["status"] == "ok", row["reason"]
+    given = "plan gpt2-126m --cluster a100-sxm8 --global-batch 8 --seq 1024"
+    said = answer(capsys, given + "".join(f" --constraint {rule}" for rule in rules))
+    best, second = said["plans"][:2]
+    for name in ("step_time_s", "low_s", "high_s", "mfu", "lower_bound_s", "memory_bytes"):
+        assert float(row[name]) == best[name]
+    assert float(row["second_step_time_s"]) == second["step_time_s"]
+    assert float(row["serial_step_time_s"]) == said["best_serial"]["step_time_s"]
+    assert int(row["searched"]) == said["searched"]
+    assert (row["gpus"], row["micro_batch"], row["fp8"]) == ("8", "1", "false")
+    assert Layout.parse(row["layout"]) == Layout(dp=8, zero=1)
     assert none["status"] == "infeasible" and "no layout" in none["reason"]

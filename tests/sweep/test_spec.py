@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
 import pytest
 
+from overlapsim.cli.main import COMMANDS
 from overlapsim.errors import OverlapSimError, UsageError
 from overlapsim.sweep.keys import REQUIRED
 from overlapsim.sweep.kinds import KINDS
@@ -126,26 +128,31 @@ def test_specs_that_cannot_be_read(tmp_path: Path, name: str) -> None:
         read_sweep(tmp_path / name)
 
 
-# Outputs, and options that have another form in a spec: a flag `--no-x` is `x`, `virtual` is the layout's vpp.
-ELSEWHERE = {"as_json", "trace", "plot", "output", "strategies", "virtual"}
-SINGLE = {"kernel_time", "tile", "curve", "rank_rows"}
-"""Of `operator`: measured times and shapes of one GEMM, which a grid has no use for."""
+# Outputs, and options that have another form in a spec: a flag `--no-x` is `x`, `--virtual` is the layout's vpp.
+OUTPUTS = {"json", "trace", "plot", "output"}
+ELSEWHERE = {
+    # Serving steps have other columns.
+    "simulate": {"virtual", "phase", "batch", "past", "context", "decodes", "kv_dtype"},
+    "plan": {"fix"},
+    # Measured times and shapes of one GEMM, which a grid has no use for.
+    "operator": {"kernel_time", "tile", "curve", "rank_rows"},
+}
 
 
-@pytest.mark.parametrize("command", ["simulate", "operator"])
+@pytest.mark.parametrize("command", list(KINDS))
 def test_keys_are_the_options_of_the_command(command: str) -> None:
     """An option that the command learns must become a key, with the same default."""
-    from overlapsim.cli.main import cli
-
-    click_command = cli.get_command(None, command)  # type: ignore[arg-type]
-    assert click_command is not None
+    click_command = importlib.import_module(COMMANDS[command][0]).command
     keys = {key.name: key for key in KINDS[command].keys}
+    names = set()
     for parameter in click_command.params:
-        name = str(parameter.name)
-        if name in ELSEWHERE or (command == "operator" and name in SINGLE):
+        option = max(parameter.opts, key=len).lstrip("-").replace("-", "_")
+        if option in OUTPUTS | ELSEWHERE[command]:
             continue
-        assert name.removeprefix("no_") in keys, f"--{name} is no key of a sweep"
-        key = keys[name.removeprefix("no_")]
-        assert (key.default is REQUIRED) == parameter.required
-        if isinstance(parameter.default, str | int | float) and parameter.default and not name.startswith("no_"):
-            assert key.default == parameter.default
+        name = option.removeprefix("no_")
+        assert name in keys, f"--{option} is no key of a sweep"
+        names.add(name)
+        assert keys[name].default is REQUIRED or not parameter.required
+        if isinstance(parameter.default, str | int | float) and parameter.default and name == option:
+            assert keys[name].default == parameter.default
+    assert set(keys) - names <= {"ranges", "effort"}  # what a sweep can leave out to be faster
