@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "plan": ("overlapsim.cli.plan", "Plan a training step: layouts, strategies and schedules, ranked and explained."),
     "simulate": ("overlapsim.cli.simulate", "Simulate a training step: its time, where it goes, memory of each GPU."),
     "sweep": ("overlapsim.cli.sweep", "Ask plan, simulate or operator for many points; resume where it was killed."),
+    "emit": ("overlapsim.cli.emit", "Write a plan as settings of frameworks; check the settings you have."),
     "trace": ("overlapsim.cli.trace", "Simulate a plan file again; write its trace or plot."),
     "calibrate": ("overlapsim.cli.calibrate", "Turn measurements into a profile of your machine."),
     "compare": ("overlapsim.cli.compare", "Hold a measured file against the prediction."),
