@@ -38,7 +38,8 @@ ONLY_HERE = {
     "torch": set(),
     "triton": set(),
     "matplotlib": {
-        f"overlapsim/report/{name}.py" for name in ("plots", "plan_plot", "compare_plot", "figures", "scatter", "curves")
+        f"overlapsim/report/{name}.py"
+        for name in ("plots", "plan_plot", "compare_plot", "figures", "scatter", "curves")
     },
 }
 HEAVY = {"numpy", "pandas", "scipy", "matplotlib", "numba", "torch", "simpy", "yaml", "rich", "dask", "pyarrow"}

@@ -53,6 +53,7 @@ KEYS: Final = (
     quantity_key("gemm_time", parse_time_s, "gemm_time_s", None),
     whole_key("comm_sms", None),
     quantity_key("independent", parse_bytes, "independent_bytes", None),
+    text_key("stack", "graph"),
     text_key("strategy", "", check=_strategies),
     flag_key("contention", True),
     choice_key("effort", tuple(EFFORTS), "thorough"),
@@ -91,6 +92,7 @@ def answer(
         comm_sms=given["comm_sms"],
         contention=given["contention"],
         independent_bytes=given["independent"],
+        stack=given["stack"],
     )
     effort = EFFORTS[given["effort"]]
     result = plan_operator(
