@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Final
 
@@ -40,7 +40,10 @@ def load_strategy(name: str) -> Strategy:
     StrategyError
         If no such strategy exists, two packages offer the name, or what is offered is not a strategy.
     """
-    offers = _offers()
+    return _load(name, _offers())
+
+
+def _load(name: str, offers: Mapping[str, set[str]]) -> Strategy:
     if name not in offers:
         near = difflib.get_close_matches(name, offers, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
@@ -70,7 +73,7 @@ def load_strategies(names: Iterable[str] = (), scope: Scope | None = None) -> tu
     StrategyError
         If one of them is unknown or cannot be loaded.
     """
-    given = tuple(dict.fromkeys(names))
-    if given:
-        return tuple(map(load_strategy, given))
-    return tuple(s for s in map(load_strategy, strategy_names()) if scope in (None, s.scope))
+    # Looking through all installed packages takes longer than planning one operator: once for all names.
+    given, offers = tuple(dict.fromkeys(names)), _offers()
+    found = [_load(name, offers) for name in given or sorted(offers)]
+    return tuple(s for s in found if given or scope in (None, s.scope))
