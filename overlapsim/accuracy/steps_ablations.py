@@ -1,4 +1,4 @@
-"""What each modelled effect adds to steps of several nodes: it is switched off, or exchanged, and steps run again."""
+"""What modelled effects add to steps of several nodes: each is switched off, or exchanged, and steps run again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from overlapsim.accuracy.steps_data import Measured
 from overlapsim.accuracy.steps_inputs import vtrain_inputs
-from overlapsim.cost.group_collective import GroupPlace
 from overlapsim.cost.prices import PriceBook
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.simulate import step_prices, step_seconds
@@ -21,11 +20,11 @@ _HALF: Final = state_precision("fp16", gradient="fp16")
 
 
 def _places(*kinds: str) -> Callable[[PriceBook], PriceBook]:
-    """Groups of these kinds move nothing."""
+    """Groups of these kinds move bytes in no time; latencies stay."""
 
     def change(prices: PriceBook) -> PriceBook:
-        still = {kind: GroupPlace(1) for kind in kinds if kind in prices.groups}
-        return replace(prices, groups={**prices.groups, **still})
+        free = {kind: replace(prices.groups[kind], slower=0.0, skew_s=0.0) for kind in kinds if kind in prices.groups}
+        return replace(prices, groups={**prices.groups, **free})
 
     return change
 
@@ -44,9 +43,9 @@ def _as_priced(prices: PriceBook) -> PriceBook:
 
 ABLATIONS: Final[Mapping[str, tuple[Callable[[StepInputs], StepInputs], Callable[[PriceBook], PriceBook]]]] = {
     "no recompute": (lambda inputs: replace(inputs, recompute=Recompute()), _as_priced),
-    "no tensor-parallel collectives": (_same, _places("tp")),
-    "no data-parallel reduction": (_same, _places("dp", "dp_cp")),
-    "no pipeline transfers": (_same, _places("pp", "pair")),
+    "tensor-parallel bytes free": (_same, _places("tp")),
+    "data-parallel bytes free": (_same, _places("dp", "dp_cp")),
+    "pipeline bytes free": (_same, _places("pp", "pair")),
     "transfers not scattered": (lambda inputs: replace(inputs, scatter_gather=False), _as_priced),
     "transfers overlapped": (lambda inputs: replace(inputs, p2p="overlapped"), _as_priced),
     "fp16 gradients": (lambda inputs: replace(inputs, precision=_HALF), _as_priced),
