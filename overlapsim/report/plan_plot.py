@@ -44,7 +44,7 @@ def plan_figure(plan: StepPlan) -> Figure:
     places = range(len(entries))
     left = [0.0] * len(entries)
     for (name, kinds), colour in zip(_PARTS, _SHADES, strict=True):
-        widths = [sum(entry.breakdown_s[kind] for kind in kinds) for entry in entries]
+        widths = [sum(entry.breakdown_s.get(kind, 0.0) for kind in kinds) for entry in entries]
         axes.barh(places, widths, left=left, height=0.6, color=colour, label=name, zorder=2)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     for place, entry in zip(places, entries, strict=True):
@@ -75,7 +75,7 @@ def plan_figure(plan: StepPlan) -> Figure:
 
 def _name(entry: StepCandidate) -> str:
     layout, settings = entry.settings.layout, entry.settings
-    degrees = [f"{key}{layout[key]}" for key in ("tp", "cp", "ep", "pp", "vpp", "dp") if layout[key] != 1]
+    degrees = [f"{key}{layout[key]}" for key in ("tp", "cp", "ep", "pp", "vpp", "dp") if layout.get(key, 1) != 1]
     place = f"{entry.rank}" if entry.rank else "no strategies"
     more = [] if settings.recompute == "none" else [f"{settings.recompute} recompute"]
     return f"{place}:  {' '.join([*degrees, f'mb{settings.micro_batch}', *more])}"
