@@ -1,4 +1,4 @@
-"""The funnel: enumerate, drop what cannot fit, bound the rest in arrays, run the engine best bound first."""
+"""The search of `plan`: enumerate, drop what cannot fit, bound the rest, look closer at the least bound first."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from typing import Final
 
 import numpy as np
 
-from overlapsim.errors import LayoutError, PlanError, StrategyError
+from overlapsim.errors import PlanError
 from overlapsim.hardware.profile import Cluster
-from overlapsim.planner.layer_times import LayerTimes
+from overlapsim.planner.funnel import PLAN, Funnel, Ran
+from overlapsim.planner.layout_bounds import LayoutBounds
 from overlapsim.planner.memory_screen import least_bytes
-from overlapsim.planner.overlap_choice import OverlapChooser
-from overlapsim.planner.screen import step_bounds
+from overlapsim.planner.nearest import nearest_changes
 from overlapsim.planner.space import OVERLAPS, RECOMPUTES, SCHEDULE_NAMES, Axes, Constraint, Space, enumerate_space
 from overlapsim.step.inputs import DP_OVERLAPS, StepInputs
-from overlapsim.step.simulate import StepResult, simulate_step, step_memory, step_schedule
+from overlapsim.step.simulate import StepResult, simulate_step
 from overlapsim.strategy.compose import Composition
+from overlapsim.workload.layout import Layout
+from overlapsim.workload.layout_rules import Job
 from overlapsim.workload.model import ModelSpec
 from overlapsim.workload.recipe import Recipe
 from overlapsim.workload.recompute import Recompute
 
 TOP: Final = 5
+TWINS: Final = 4
+"""Settings of one layout that are returned at most, the fastest among those that were run."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class PlanRequest:
     axes, constraints : what may be chosen
     memory_bytes : of one GPU, that the plan may use; None: all of its HBM
     recipe, stack, sustained_clock : software and clock of the runs
-    top : plans to return
+    top : layouts to return
     exhaustive : run the engine on everything that fits, bounds or not
     """
 
@@ -67,7 +71,7 @@ class Found:
     Attributes
     ----------
     row : in the space
-    bound_s : what the screen said: the engine's time is at least that
+    bound_s : what was known before: the engine's time is at least that
     result : of `simulate_step`, without ranges
     """
 
@@ -82,11 +86,11 @@ class SearchResult:
 
     Attributes
     ----------
-    space : candidates that were screened
-    best : the fastest, in order
+    space : candidates that were bounded
+    best : the fastest of each of the best layouts, and settings of these that come next, in order
     best_serial : the fastest with the library's kernels one after another
     pruned : candidates left out, by reason
-    num_candidates, num_run : screened, and run in the engine
+    num_candidates, num_run : enumerated, with and without strategies; and run in the engine
     elapsed_s : of the search
     """
 
@@ -104,47 +108,67 @@ def search(request: PlanRequest, progress: Callable[[str], None] | None = None) 
 
     Nothing is pruned that could be among them: a candidate is left out
     because it cannot fit, or because its bound is above the time of as many
-    better ones as are asked for.
+    other layouts as are asked for, or of its own layout with other settings.
 
     Raises
     ------
     PlanError
-        If no layout exists for the request, or none fits into memory (exit code 1).
+        If no layout exists for the request, or none fits into memory (exit code 1); the message says what would.
     """
     began = time.perf_counter()
     say = progress or (lambda text: None)
+    request = replace(request, model=_shared_layers(request.model))
     space = enumerate_space(
         request.model, request.cluster.num_devices, request.global_batch, request.sequence, request.axes,
         request.constraints,
     )  # fmt: skip
     if not len(space):
-        reasons = ", ".join(
-            f"{name} ({count})" for name, count in sorted(space.pruned.items(), key=lambda e: -e[1])[:3]
-        )
         raise PlanError(
             f"no layout of {request.model.name} exists on {request.cluster.num_devices} GPUs with a batch of "
-            f"{request.global_batch} and these constraints: {reasons or 'nothing divides'}",
+            f"{request.global_batch} and these constraints: {_reasons(space.pruned)}; {nearest_changes(request)}",
             exit_code=1,
         )
-    total = len(space)
+    overlap = (OVERLAPS[0] in request.axes.overlap, OVERLAPS[1] in request.axes.overlap)
+    total = _count(space, overlap)
     say(f"{total:,} candidates")
-    inputs = step_inputs(request, space, 0)
-    least = least_bytes(space, inputs)
+    least = least_bytes(space, step_inputs(request, space, 0))
     fits = least <= request.limit_bytes
     if not fits.any():
-        raise PlanError(
-            f"no layout of {request.model.name} fits: the leanest needs {least.min() / 1e9:.1f} GB of "
-            f"{request.limit_bytes / 1e9:.1f} GB on {request.cluster.num_devices} GPUs; use more GPUs, allow more "
-            "recompute or ZeRO, or raise --memory",
-            exit_code=1,
-        )
-    space = space.take(fits, "does not fit into memory")
-    say(f"{len(space):,} may fit")
+        raise _unfit(request, float(least.min()))
+    whole, space = space, space.take(fits)
+    pruned = dict(space.pruned)
+    left_out = total - _count(space, overlap)
+    say(f"{total - left_out:,} may fit")
     models: dict[object, object] = {}
-    times = LayerTimes(inputs, models)
-    bounds = step_bounds(space, times, inputs)
-    say(f"bounded; the least is {bounds.min():.3g} s")
-    return _run(request, space, bounds, models, total, began, say)
+    funnel = Funnel(
+        LayoutBounds(space, step_inputs(request, space, 0), models),
+        lambda row, composition: step_inputs(request, space, row, composition),
+        request.limit_bytes,
+        request.top,
+        overlap,
+        models,
+        say,
+    )
+    if request.exhaustive:
+        funnel.run_all()
+    else:
+        bounds = funnel.bounds.hardware(strategies=overlap[1])
+        say(f"bounded by hardware; the least is {bounds.min():.3g} s")
+        funnel.run(bounds)
+    if not funnel.ran:
+        raise _unfit(request, None)
+    counts = dict(funnel.counts)
+    counts["does not fit into memory"] = counts.get("does not fit into memory", 0) + left_out
+    counts["bound above the best found"] = total - len(funnel.ran) - sum(counts.values())
+    pruned |= {reason: count for reason, count in counts.items() if count}
+    del whole
+    best = [_found(request, space, ran, models) for ran in _chosen(funnel.ran, space, request.top)]
+    plain = min((ran for ran in funnel.ran if not ran.composition.pairs), key=lambda ran: ran.seconds, default=None)
+    same = next((found for found in best if plain is not None and _same(found, plain)), None)
+    serial = same or (None if plain is None else _found(request, space, plain, models))
+    return SearchResult(
+        space, tuple(best), serial, pruned, total, len(funnel.ran), time.perf_counter() - began
+    )
 
 
 def step_inputs(request: PlanRequest, space: Space, row: int, composition: Composition | None = None) -> StepInputs:
@@ -165,70 +189,50 @@ def step_inputs(request: PlanRequest, space: Space, row: int, composition: Compo
     )
 
 
-def _run(
-    request: PlanRequest,
-    space: Space,
-    bounds: np.ndarray[tuple[int], np.dtype[np.float64]],
-    models: dict[object, object],
-    total: int,
-    began: float,
-    say: Callable[[str], None],
-) -> SearchResult:
-    """Engine runs, least bound first, until no bound is below the worst of the best."""
-    order = np.argsort(bounds, kind="stable")
-    chooser = OverlapChooser(models)
-    best: list[Found] = []
-    serial: Found | None = None
-    unfit = refused = ran = 0
-    pruned = dict(space.pruned)
-    strategies = OVERLAPS.index("strategies")
-    for place, row in enumerate(order.tolist()):
-        bound = float(bounds[row])
-        worst = best[request.top - 1].result.step_time_s if len(best) >= request.top else float("inf")
-        wants_serial = serial is None or bound < serial.result.step_time_s
-        if bound > worst and not (wants_serial and serial is None) and not request.exhaustive:
-            pruned["bound above the best found"] = len(order) - place
-            break
-        inputs = step_inputs(request, space, row)
-        try:
-            memory = step_memory(inputs, step_schedule(inputs))
-            if max(m.total_bytes for m in memory) > request.limit_bytes:
-                unfit += 1
-                continue
-            if int(space.columns["overlap"][row]) == strategies:
-                composition = chooser.composition(inputs)
-                if not composition.pairs:
-                    refused += 1
-                    continue
-                inputs = replace(inputs, composition=composition)
-            result = simulate_step(inputs, ranges=False, models=models)
-        except (LayoutError, StrategyError):
-            refused += 1
-            continue
-        ran += 1
-        found = Found(row, bound, result)
-        best.append(found)
-        best.sort(key=lambda f: f.result.step_time_s)
-        del best[request.top if not request.exhaustive else max(request.top, 50) :]
-        if int(space.columns["overlap"][row]) != strategies and (
-            serial is None or result.step_time_s < serial.result.step_time_s
-        ):
-            serial = found
-        if ran % 50 == 0:
-            say(f"{ran} run, best {best[0].result.step_time_s:.4g} s")
-    if unfit:
-        pruned["does not fit into memory"] = pruned.get("does not fit into memory", 0) + unfit
-    if refused:
-        pruned["no strategy applies"] = refused
-    if not best:
-        raise PlanError(
-            f"no layout of {request.model.name} fits into {request.limit_bytes / 1e9:.1f} GB a GPU; use more GPUs, "
-            "allow more recompute or ZeRO, or raise --memory",
-            exit_code=1,
-        )
-    return SearchResult(space, tuple(best), serial, pruned, total, ran, time.perf_counter() - began)
+def _shared_layers(model: ModelSpec) -> ModelSpec:
+    """The model with one object for all layers that are equal: they are told apart by identity where that is faster."""
+    known = {layer: layer for layer in reversed(model.layers)}
+    return replace(model, layers=tuple(known[layer] for layer in model.layers))
 
 
-def reasons_of(pruned: Mapping[str, int]) -> Sequence[tuple[str, int]]:
-    """Reasons with their counts, the most frequent first."""
-    return sorted(pruned.items(), key=lambda entry: -entry[1])
+def _count(space: Space, overlap: tuple[bool, bool]) -> int:
+    """Candidates of a space, those with strategies counted beside those without."""
+    return overlap[0] * len(space) + overlap[1] * int((space.columns["tp"] > 1).sum())
+
+
+def _chosen(ran: Sequence[Ran], space: Space, top: int) -> list[Ran]:
+    """Runs of the best layouts, in order: the best of each, and its next."""
+    layouts: dict[tuple[int, ...], int] = {}
+    kept = []
+    for entry in sorted(ran, key=lambda entry: (entry.seconds, entry.row, bool(entry.composition.pairs))):
+        plan = tuple(int(space.columns[name][entry.row]) for name in PLAN)
+        if plan in layouts or len(layouts) < top:
+            layouts[plan] = layouts.get(plan, 0) + 1
+            if layouts[plan] <= TWINS:
+                kept.append(entry)
+    return kept
+
+
+def _found(request: PlanRequest, space: Space, ran: Ran, models: dict[object, object]) -> Found:
+    inputs = step_inputs(request, space, ran.row, ran.composition)
+    return Found(ran.row, ran.bound_s, simulate_step(inputs, ranges=False, models=models))
+
+
+def _same(found: Found, ran: Ran) -> bool:
+    return found.row == ran.row and bool(found.result.inputs.composition.pairs) == bool(ran.composition.pairs)
+
+
+def _reasons(pruned: Mapping[str, int]) -> str:
+    """The most frequent reasons with their counts."""
+    ordered = sorted(pruned.items(), key=lambda entry: -entry[1])
+    return ", ".join(f"{name} ({count})" for name, count in ordered[:3]) or "nothing divides"
+
+
+def _unfit(request: PlanRequest, least_bytes: float | None) -> PlanError:
+    """What to say where nothing fits."""
+    leanest = "" if least_bytes is None else f": the leanest needs at least {least_bytes / 1e9:.1f} GB"
+    return PlanError(
+        f"no layout of {request.model.name} fits into {request.limit_bytes / 1e9:.1f} GB of each of "
+        f"{request.cluster.num_devices} GPUs{leanest}; {nearest_changes(request)}",
+        exit_code=1,
+    )

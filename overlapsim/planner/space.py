@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from overlapsim.errors import PlanError
 from overlapsim.schedule.pipeline_kinds import SCHEDULES
-from overlapsim.step.inputs import DP_OVERLAPS
+from overlapsim.step.inputs import DP_OVERLAPS, DpOverlap
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.layout_rules import Job, layout_reasons
 from overlapsim.workload.model import ModelSpec, MoE
@@ -21,12 +22,25 @@ from overlapsim.workload.stages import spread_layers
 Int = npt.NDArray[np.int32]
 RECOMPUTES: Final = ("none", "selective", "sar", "full")
 DEGREES: Final = ("tp", "sp", "cp", "ep", "etp", "pp", "vpp", "dp")
-CHOICES: Final = ("zero", "sequence_parallel", "micro_batch", "recompute", "dp_overlap", "schedule", "overlap")
-COLUMNS: Final = (*DEGREES, *CHOICES)
 SCHEDULE_NAMES: Final = tuple(SCHEDULES)
+TWO_WAY: Final = ("zbv", "dualpipe", "dualpipev")
+"""Schedules that begin at both ends of a pipeline, or come back to the first device."""
+NAMED: Final[Mapping[str, Sequence[str]]] = {
+    "recompute": RECOMPUTES,
+    "dp_overlap": DP_OVERLAPS,
+    "schedule": SCHEDULE_NAMES,
+}
+"""Columns that hold positions in a list of names."""
 OVERLAPS: Final = ("library", "strategies")
 """Kernels of the library one after another, or each operator's best overlap strategy."""
 MOST_LAYOUTS: Final = 20_000
+MOST_CP: Final = 64
+# Columns of a layout without its chunks, and what divides it further.
+_HEAD: Final = ("tp", "sp", "cp", "ep", "etp", "pp", "dp", "sequence_parallel")
+_TAIL: Final = ("micro_batch", "vpp", "schedule", "zero", "dp_overlap", "recompute")
+COLUMNS: Final = (*_HEAD, *_TAIL)
+# The subject of a reason: what stands before its number.
+_SUBJECT: Final = re.compile(r" is | of |;|,")
 
 
 @dataclass(frozen=True)
@@ -35,7 +49,7 @@ class Axes:
 
     Attributes
     ----------
-    degrees : for each of `DEGREES` but dp (which fills the machine), allowed values; None takes all that divide
+    degrees : for each of `DEGREES`, allowed values; None takes all that divide
     micro_batch : sequences; None takes all that divide
     zero, recompute, dp_overlap, schedule, overlap : values tried
     sequence_parallel : values tried with tp above 1
@@ -46,7 +60,7 @@ class Axes:
     micro_batch: tuple[int, ...] | None = None
     zero: tuple[int, ...] = (0, 1, 2, 3)
     recompute: tuple[str, ...] = ("none", "selective", "full")
-    dp_overlap: tuple[str, ...] = DP_OVERLAPS
+    dp_overlap: tuple[DpOverlap, ...] = DP_OVERLAPS
     schedule: tuple[str, ...] = ("1f1b", "interleaved", "gpipe", "zb_h1")
     overlap: tuple[str, ...] = OVERLAPS
     sequence_parallel: tuple[bool, ...] = (True, False)
@@ -63,24 +77,37 @@ class Constraint:
 
     @classmethod
     def parse(cls, text: str) -> Constraint:
-        """Read ``tp<=8``, ``pp=4``, ``micro_batch>=2`` ...
+        """Read ``tp<=8``, ``pp=4``, ``micro_batch>=2``, ``recompute=full`` ...
 
         Raises
         ------
         PlanError
             If the text is no such rule.
+
+        Examples
+        --------
+        >>> str(Constraint.parse("tp <= 8")), str(Constraint.parse("schedule=1f1b"))
+        ('tp<=8', 'schedule=1f1b')
         """
         for sign in _COMPARE:
-            name, found, value = text.partition(sign)
+            name, found, value = (part.strip() for part in text.partition(sign))
             if found:
-                if name.strip() in COLUMNS and value.strip().isdecimal():
-                    return cls(name.strip(), sign, int(value))
+                if name in NAMED and sign == "=" and value in NAMED[name]:
+                    return cls(name, sign, NAMED[name].index(value))
+                if name in COLUMNS and name not in NAMED and value.isascii() and value.isdecimal():
+                    return cls(name, sign, int(value))
                 break
+        names = ", ".join(f"{name}={'|'.join(values)}" for name, values in NAMED.items())
         raise PlanError(
-            f"constraint {text!r} is not understood; expected COLUMN<=N, COLUMN>=N or COLUMN=N with one of "
-            f"{', '.join((*DEGREES, 'zero', 'micro_batch'))}",
+            f"constraint {text!r} is not understood; expected COLUMN<=N, COLUMN>=N or COLUMN=N with a column of "
+            f"{', '.join(name for name in COLUMNS if name not in NAMED)}, or one of {names}",
             exit_code=2,
         )
+
+    def __str__(self) -> str:
+        """Text that `parse` reads back."""
+        value = NAMED[self.column][self.value] if self.column in NAMED else str(self.value)
+        return f"{self.column}{self.operator}{value}"
 
     def holds(self, values: Int) -> npt.NDArray[np.bool_]:
         """Which values keep the rule."""
@@ -102,9 +129,9 @@ class Space:
     Attributes
     ----------
     model, sequence, global_batch, world_size : what all of them share
-    columns : int32 arrays of one length, by name of `COLUMNS`; recompute, dp_overlap, schedule and overlap hold
-        positions in `RECOMPUTES`, `DP_OVERLAPS`, `SCHEDULE_NAMES` and `OVERLAPS`
-    pruned : number of candidates left out, by reason
+    columns : int32 arrays of one length, by name of `COLUMNS`; those of `NAMED` hold positions in its lists
+    pruned : number of candidates (of layouts, where a layout is refused whole) left out, by reason
+    uneven : whether layers that do not divide are spread
     """
 
     model: ModelSpec
@@ -160,11 +187,11 @@ def enumerate_space(
     axes: Axes,
     constraints: Sequence[Constraint] = (),
 ) -> Space:
-    """All candidates of a request.
+    """All candidates of a request, those of one shape behind each other.
 
-    Layouts are checked one by one with the rules of `layout_rules`; what
-    divides them further (micro-batch, schedule, recompute ...) is multiplied
-    out in arrays.
+    Layouts are checked with the rules of `layout_rules`, once for all that
+    differ in what the rules do not look at; what divides them further
+    (chunks, micro-batch, schedule, recompute ...) is multiplied out in arrays.
 
     Raises
     ------
@@ -172,148 +199,149 @@ def enumerate_space(
         If the axes leave more layouts than can be looked at.
     """
     pruned: dict[str, int] = {}
-    blocks = []
+    tails: dict[tuple[int, ...], dict[str, Int]] = {}
+    verdicts: dict[tuple[object, ...], str] = {}
+    heads: list[Layout] = []
+    parts: list[dict[str, Int]] = []
     for layout in _layouts(model, world_size, axes, constraints):
-        job = Job(sequence, 1, None, world_size, _stages(model, layout, axes))
-        reasons = layout_reasons(layout, model, job)
-        if reasons:
-            key = reasons[0].partition(";")[0].split(" is ")[0].split(" of ")[0][:60]
-            pruned[key] = pruned.get(key, 0) + 1
+        reason = _reason(layout, model, sequence, verdicts)
+        if not reason and global_batch % layout.dp:
+            reason = "batch does not divide"
+        if reason:
+            pruned[reason] = pruned.get(reason, 0) + 1
             continue
-        block = _multiply(model, layout, global_batch, axes)
-        if block is None:
-            pruned["batch does not divide"] = pruned.get("batch does not divide", 0) + 1
-            continue
-        blocks.append(block)
+        key = (layout.pp, layout.dp, max(layout.dense_replicas, layout.edp) > 1)
+        if key not in tails:
+            tails[key] = _tail(model, layout, global_batch, axes, replicated=key[2])
+        if len(tails[key]["vpp"]):
+            heads.append(layout)
+            parts.append(tails[key])
+    counts = [len(part["vpp"]) for part in parts]
     columns = {
-        name: np.concatenate([block[name] for block in blocks]) if blocks else np.zeros(0, np.int32) for name in COLUMNS
+        name: np.repeat(np.array([getattr(layout, name) for layout in heads], np.int32), counts) for name in _HEAD
     }
+    for name in _TAIL:
+        columns[name] = np.concatenate([part[name] for part in parts]) if parts else np.zeros(0, np.int32)
     space = Space(model, sequence, global_batch, world_size, columns, pruned, axes.uneven)
     for rule in constraints:
-        name = f"constraint {rule.column}{rule.operator}{rule.value}"
-        space = space.take(rule.holds(space.columns[rule.column]), name)
+        space = space.take(rule.holds(space.columns[rule.column]), f"constraint {rule}")
     return space
 
 
-def _divisors(number: int) -> list[int]:
+def _reason(layout: Layout, model: ModelSpec, sequence: int, known: dict[tuple[object, ...], str]) -> str:
+    """First word against a layout; its pipeline and replicas are looked at elsewhere."""
+    key = (layout.tp, layout.sp, layout.cp, layout.ep, layout.etp, layout.sequence_parallel)
+    if key not in known:
+        job = Job(sequence, 1, None, layout.world_size, spread_layers(model.num_layers, layout.pp * layout.vpp))
+        reasons = layout_reasons(layout, model, job)
+        known[key] = _SUBJECT.split(reasons[0])[0] if reasons else ""
+    return known[key]
+
+
+def divisors(number: int) -> list[int]:
+    """Divisors of a number, rising."""
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
 def _layouts(model: ModelSpec, world: int, axes: Axes, constraints: Sequence[Constraint]) -> list[Layout]:
-    experts = next((layer.mlp.num_experts for layer in model.layers if isinstance(layer.mlp, MoE)), 0)
+    experts = math.gcd(*(layer.mlp.num_experts for layer in model.layers if isinstance(layer.mlp, MoE)))
     heads = math.gcd(*(layer.attention.num_heads for layer in model.layers))
-    rules = {rule.column: [r for r in constraints if r.column == rule.column] for rule in constraints}
 
     def allowed(name: str, values: Sequence[int]) -> list[int]:
         given = axes.degrees.get(name)
-        kept = [v for v in values if given is None or v in given]
-        array = np.array(kept, dtype=np.int32)
-        for rule in rules.get(name, ()):
-            array = array[rule.holds(array)]
+        array = np.array([v for v in values if given is None or v in given], dtype=np.int32)
+        for rule in constraints:
+            if rule.column == name:
+                array = array[rule.holds(array)]
         return [int(value) for value in array]
 
-    found = []
-    whole = _divisors(world)
+    found: list[Layout] = []
+    whole = divisors(world)
     for tp in allowed("tp", [d for d in whole if heads % d == 0]):
-        for pp in allowed("pp", [d for d in whole if world % (tp * d) == 0 and d <= model.num_layers]):
-            rest = world // (tp * pp)
-            for sp in allowed("sp", [d for d in _divisors(rest) if (heads // tp) % d == 0 and (tp == 1 or d == 1)]):
-                for cp in allowed("cp", [d for d in _divisors(rest // sp) if d & (d - 1) == 0 and d <= 64]):
-                    found += _inner(model, tp, pp, sp, cp, rest // (sp * cp), experts, axes, allowed)
+        for pp in allowed("pp", [d for d in whole if world % (tp * d) == 0 and _chunks(model, d, axes)]):
+            rest = divisors(world // (tp * pp))
+            for sp in allowed("sp", [d for d in rest if (heads // tp) % d == 0 and (tp == 1 or d == 1)]):
+                for cp in allowed("cp", [d for d in divisors(rest[-1] // sp) if d & (d - 1) == 0 and d <= MOST_CP]):
+                    for dp in allowed("dp", [rest[-1] // (sp * cp)]):
+                        found += _inner(Layout(tp=tp, sp=sp, cp=cp, pp=pp, dp=dp), experts, axes, allowed)
                     if len(found) > MOST_LAYOUTS:
                         raise PlanError(
-                            f"more than {MOST_LAYOUTS} layouts; narrow the request with --constraint or --fix"
+                            f"more than {MOST_LAYOUTS} layouts on {world} GPUs; narrow the request with --constraint "
+                            "or --fix",
+                            exit_code=2,
                         )
     return found
 
 
 def _inner(
-    model: ModelSpec,
-    tp: int,
-    pp: int,
-    sp: int,
-    cp: int,
-    dp: int,
-    experts: int,
-    axes: Axes,
-    allowed: Callable[[str, Sequence[int]], list[int]],
-) -> list[Layout]:
-    found = []
-    chunks = model.num_layers // pp
-    vpps = [d for d in range(1, chunks + 1) if model.num_layers % (pp * d) == 0] if pp > 1 else [1]
-    if not vpps and axes.uneven:
-        vpps = [1]
-    expert_ranks = tp * sp * cp * dp
-    eps = [d for d in _divisors(expert_ranks) if experts % d == 0] if experts else [1]
-    for vpp in allowed("vpp", vpps):
-        for ep in allowed("ep", eps):
-            for etp in allowed("etp", sorted({1, tp}) if experts else [tp]):
-                if expert_ranks % (ep * etp):
-                    continue
-                for sequence_parallel in axes.sequence_parallel if tp > 1 else (True,):
-                    found.append(
-                        Layout(
-                            tp=tp, sp=sp, cp=cp, ep=ep, etp=etp, pp=pp, vpp=vpp, dp=dp,
-                            sequence_parallel=sequence_parallel,
-                        )
-                    )  # fmt: skip
-    return found
+    dense: Layout, experts: int, axes: Axes, allowed: Callable[[str, Sequence[int]], list[int]]
+) -> Iterator[Layout]:
+    """Layouts of the experts within one of the dense grid."""
+    ranks = dense.world_size // dense.pp
+    parallel = axes.sequence_parallel if dense.tp > 1 else (True,)
+    for ep in allowed("ep", [d for d in divisors(ranks) if experts % d == 0] if experts else [1]):
+        for etp in allowed("etp", sorted({1, dense.tp}) if experts else [dense.tp]):
+            if ranks % (ep * etp) == 0:
+                yield from (replace(dense, ep=ep, etp=etp, sequence_parallel=on) for on in parallel)
 
 
-def _stages(model: ModelSpec, layout: Layout, axes: Axes) -> tuple[int, ...] | None:
-    chunks = layout.pp * layout.vpp
-    if axes.uneven and model.num_layers % chunks:
-        return spread_layers(model.num_layers, chunks)
-    return None
+def _chunks(model: ModelSpec, pp: int, axes: Axes) -> list[int]:
+    """Chunks a stage into which layers can be dealt; uneven stages have one."""
+    if pp == 1:
+        return [1]
+    even = [d for d in range(1, model.num_layers // pp + 1) if model.num_layers % (pp * d) == 0]
+    return even or ([1] if axes.uneven and pp <= model.num_layers else [])
 
 
-def _multiply(model: ModelSpec, layout: Layout, global_batch: int, axes: Axes) -> dict[str, Int] | None:
-    """Candidates of one layout, multiplied out."""
-    if global_batch % layout.dp:
-        return None
+def _tail(model: ModelSpec, layout: Layout, global_batch: int, axes: Axes, *, replicated: bool) -> dict[str, Int]:
+    """What divides a layout further, multiplied out; candidates of one micro-batch stand together."""
     sequences = global_batch // layout.dp
-    batches = [b for b in _divisors(sequences) if axes.micro_batch is None or b in axes.micro_batch]
-    replicas = layout.dense_replicas
-    zeros = [z for z in axes.zero if replicas > 1 or z == 0]
-    overlaps = [DP_OVERLAPS.index(o) for o in axes.dp_overlap] if replicas > 1 else [DP_OVERLAPS.index("none")]
-    recomputes = [RECOMPUTES.index(r) for r in axes.recompute]
-    kernels = [OVERLAPS.index(o) for o in axes.overlap]
-    rows = [(b, s) for b in batches for s in _schedules(layout, sequences // b, axes)]
-    if not rows:
-        return None
-    pairs = np.array(rows, dtype=np.int32)
-    grids = np.meshgrid(np.arange(len(pairs)), zeros, overlaps, recomputes, kernels, indexing="ij")
-    at, zero, overlap, recompute, kernel = (grid.reshape(-1).astype(np.int32) for grid in grids)
-    # Gathering parameters early means something only where they are sharded.
-    keep = (zero > 0) | (overlap != DP_OVERLAPS.index("both"))
-    at, zero, overlap, recompute, kernel = at[keep], zero[keep], overlap[keep], recompute[keep], kernel[keep]
-    shared = {name: np.full(len(at), getattr(layout, name), np.int32) for name in DEGREES}
-    return {
-        **shared,
-        "zero": zero,
-        "sequence_parallel": np.full(len(at), int(layout.sequence_parallel), np.int32),
-        "micro_batch": pairs[at, 0],
-        "recompute": recompute,
-        "dp_overlap": overlap,
-        "schedule": pairs[at, 1],
-        "overlap": kernel,
-    }
+    given = axes.degrees.get("vpp")
+    chunks = [d for d in _chunks(model, layout.pp, axes) if given is None or d in given]
+    orders = [
+        (size, vpp, schedule)
+        for size in divisors(sequences)
+        if axes.micro_batch is None or size in axes.micro_batch
+        for vpp in chunks
+        for schedule in _schedules(layout.pp, vpp, sequences // size, axes)
+    ]
+    states = [(zero, DP_OVERLAPS.index(overlap)) for zero, overlap in _states(axes, replicated=replicated)]
+    recomputes = [RECOMPUTES.index(name) for name in axes.recompute]
+    rows = np.array([(*order, 0, 0, 0) for order in orders], dtype=np.int32).reshape(-1, 6)
+    inner = np.array([(*state, recompute) for recompute in recomputes for state in states], dtype=np.int32)
+    table = np.repeat(rows, len(inner), axis=0)
+    table[:, 3:] = np.tile(inner.reshape(-1, 3), (len(rows), 1))
+    return dict(zip(_TAIL, np.ascontiguousarray(table.T), strict=True))
 
 
-def _schedules(layout: Layout, micro_batches: int, axes: Axes) -> list[int]:
+def _states(axes: Axes, *, replicated: bool) -> Iterator[tuple[int, DpOverlap]]:
+    """ZeRO levels with what of their traffic is overlapped, each different program once."""
+    if not replicated:
+        yield 0, "none"
+        return
+    for zero in axes.zero:
+        for overlap in axes.dp_overlap:
+            # Parameters gathered ahead mean something only where they are sharded; level 3 has its own traffic.
+            if zero == 0 and overlap == "both" and len(axes.dp_overlap) > 1:
+                continue
+            if zero < 3 or overlap == axes.dp_overlap[0]:
+                yield zero, overlap
+
+
+def _schedules(pp: int, vpp: int, micro_batches: int, axes: Axes) -> list[int]:
     """Schedules that exist for a pipeline; without one there is a single order."""
-    pp, vpp = layout.pp, layout.vpp
     if pp == 1:
         return [SCHEDULE_NAMES.index("1f1b")]
-    able = []
-    for name in axes.schedule:
-        kind = SCHEDULES[name]
-        if kind.stages_per_device is None:
-            if vpp > 1 and micro_batches % pp == 0:
-                able.append(name)
-        elif kind.stages_per_device == vpp and kind.copies == 1:
-            if name == "1f1b" or micro_batches >= 2 * pp:
-                able.append(name)
-        elif kind.copies == 2 and vpp == 1 and pp % 2 == 0 and micro_batches >= 2 * pp and micro_batches % 2 == 0:
-            able.append(name)
-    return [SCHEDULE_NAMES.index(name) for name in able]
+    return [SCHEDULE_NAMES.index(name) for name in axes.schedule if _exists(name, pp, vpp, micro_batches)]
+
+
+def _exists(name: str, pp: int, vpp: int, micro_batches: int) -> bool:
+    kind = SCHEDULES[name]
+    if vpp != (kind.stages_per_device or max(vpp, 2)):
+        return False
+    if vpp > 1 and micro_batches % pp:
+        return False
+    if kind.copies == 2 and (pp % 2 or micro_batches % 2):
+        return False
+    # Both directions of a V or a double pipeline must be full.
+    return name not in TWO_WAY or micro_batches >= 2 * pp

@@ -1,0 +1,2 @@
+"""placeholder"""
+def nearest_changes(request): return ""
