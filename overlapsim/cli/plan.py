@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, get_args
 
 import click
 
@@ -19,23 +20,14 @@ from overlapsim.errors import PlanError, UsageError
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.plan import Objective, StepPlanInputs
 from overlapsim.planner.search import TOP, PlanRequest
-from overlapsim.planner.space import RECOMPUTES, Axes, Constraint
+from overlapsim.planner.space import Axes, Constraint
 from overlapsim.planner.step import ALLOWED, Goal, plan_step
 from overlapsim.planner.step_plan import model_digest, to_step_plan
 from overlapsim.schedule.pipeline_kinds import SCHEDULES
-from overlapsim.step.inputs import DP_OVERLAPS
 from overlapsim.step.perturb import Perturbation
+from overlapsim.units import DTYPE_BYTES
 from overlapsim.workload.presets import load_model
 from overlapsim.workload.recipe import RECIPES
-
-NAMED: Final[Mapping[str, Sequence[str]]] = {
-    "recompute": RECOMPUTES,
-    "schedule": tuple(SCHEDULES),
-    "dp_overlap": DP_OVERLAPS,
-    "sequence_parallel": ("on", "off"),
-}
-"""What --fix takes by name; everything else is a number."""
-_ON: Final = {"on": True, "off": False}
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -50,7 +42,7 @@ def words(text: str) -> tuple[str, ...]:
 @click.option("--global-batch", type=click.IntRange(1), required=True, help="Sequences of a step.")
 @click.option("--seq", type=click.IntRange(1), required=True, help="Tokens of a sequence.")
 @click.option("--constraint", "constraints", multiple=True, metavar="RULE", help="tp<=8, pp>=2 ...; repeatable.")
-@click.option("--fix", multiple=True, metavar="NAME=VALUE", help=f"A degree, or {', '.join(NAMED)}; repeatable.")
+@click.option("--fix", multiple=True, metavar="NAME=VALUE", help="pp=4, micro_batch=1, recompute=full ...; repeatable.")
 @click.option("--memory", type=size_bytes, metavar="SIZE", help="Of one GPU, such as 75GiB (default: all of its HBM).")
 @click.option("--objective", type=click.Choice(get_args(Objective)), default="step_time", show_default=True)
 @click.option(
@@ -63,6 +55,7 @@ def words(text: str) -> tuple[str, ...]:
 @click.option("--schedules", type=words, default="", metavar="NAME,..", help=f"Tried: of {', '.join(SCHEDULES)}.")
 @click.option("--uneven", is_flag=True, help="Also stages with unequal numbers of layers.")
 @click.option("--allow", type=words, default="", metavar="NAME,..", help=f"What changes results: {', '.join(ALLOWED)}.")
+@click.option("--dtype", type=click.Choice(sorted(DTYPE_BYTES)), help="Type of the model instead of its own.")
 @click.option("--recipe", type=click.Choice(list(RECIPES)), default="modern", show_default=True, help="Kernels.")
 @click.option("--stack", default="graph", show_default=True, help=f"How kernels are launched: {', '.join(STACKS)}.")
 @click.option("--sustained-clock", type=float, default=1.0, show_default=True, help="Clock of a long run, a share.")
@@ -77,14 +70,15 @@ def command(**given: Any) -> None:
     if given["nodes"] < 1:
         raise UsageError(f"--nodes is {given['nodes']}; expected at least 1")
     cluster = load_cluster(given["cluster"])
-    axes, rules = axes_and_rules(given["constraints"], given["fix"], given["schedules"])
+    if given["dtype"]:
+        spec = replace(spec, dtype=given["dtype"])
     request = PlanRequest(
         spec,
         cluster.with_nodes(given["nodes"]),
         given["global_batch"],
         given["seq"],
-        axes=replace(axes, uneven=given["uneven"]),
-        constraints=rules,
+        axes=axes_of(given["schedules"], uneven=given["uneven"]),
+        constraints=rules_of(given["constraints"], given["fix"]),
         memory_bytes=given["memory"],
         recipe=RECIPES[given["recipe"]],
         stack=given["stack"],
@@ -93,12 +87,13 @@ def command(**given: Any) -> None:
         exhaustive=given["exhaustive"],
     )
     goal = Goal(given["objective"], given["perturb"], given["allow"])
+    began = time.perf_counter()
     try:
         with compile_note():
             answer = plan_step(request, goal, _progress())
     except PlanError as error:
         if given["as_json"] and error.exit_code == 1:
-            print_json(infeasible_json())
+            print_json(infeasible_json(time.perf_counter() - began))
         raise
     answer = replace(answer, findings=(*assumed, *answer.findings))
     inputs = StepPlanInputs(
@@ -109,6 +104,7 @@ def command(**given: Any) -> None:
         nodes=given["nodes"],
         global_batch=given["global_batch"],
         seq_len=given["seq"],
+        dtype=given["dtype"],
         objective=goal.objective,
         constraints=(*given["constraints"], *given["fix"]),
         schedules=given["schedules"],
@@ -133,34 +129,33 @@ def command(**given: Any) -> None:
         click.echo(f"{what} written to {path}")
 
 
-def axes_and_rules(
-    constraints: Sequence[str], fixed: Sequence[str], schedules: Sequence[str]
-) -> tuple[Axes, tuple[Constraint, ...]]:
-    """What --constraint, --fix and --schedules leave of the space.
+def rules_of(constraints: Sequence[str], fixed: Sequence[str]) -> tuple[Constraint, ...]:
+    """Rules of --constraint and --fix.
+
+    Raises
+    ------
+    PlanError
+        If a rule is not understood, or one that fixes is no equation.
+    """
+    for text in fixed:
+        if "<" in text or ">" in text:
+            raise UsageError(f"--fix is {text!r}; expected NAME=VALUE such as pp=4, or --constraint for a range")
+    return tuple(Constraint.parse(text) for text in (*constraints, *fixed))
+
+
+def axes_of(schedules: Sequence[str], *, uneven: bool) -> Axes:
+    """What --schedules and --uneven leave open.
 
     Raises
     ------
     UsageError
-        If a name or value is unknown, or a schedule is named both ways.
-    PlanError
-        If a rule is not understood.
+        If a schedule is unknown.
     """
-    axes, rules = Axes(), [Constraint.parse(text) for text in constraints]
     unknown = sorted(set(schedules) - set(SCHEDULES))
     if unknown:
         raise UsageError(f"--schedules names {unknown[0]!r}; expected of {', '.join(SCHEDULES)}")
-    for text in fixed:
-        name, equals, value = (part.strip() for part in text.partition("="))
-        if name not in NAMED or not equals:
-            rules.append(Constraint.parse(text))
-            continue
-        if value not in NAMED[name]:
-            raise UsageError(f"--fix is {text!r}; expected {name}= one of {', '.join(NAMED[name])}")
-        if name == "schedule" and schedules:
-            raise UsageError("--fix names a schedule and --schedules is given; expected one of them")
-        changed: dict[str, Any] = {name: (_ON[value] if name == "sequence_parallel" else value,)}
-        axes = replace(axes, **changed)
-    return (replace(axes, schedule=tuple(schedules)) if schedules else axes), tuple(rules)
+    axes = Axes(uneven=uneven)
+    return replace(axes, schedule=tuple(schedules)) if schedules else axes
 
 
 def _progress() -> Callable[[str], None]:

@@ -34,7 +34,7 @@ def answer_json(plan: StepPlan, answer: StepAnswer) -> dict[str, Any]:
     }
 
 
-def infeasible_json() -> dict[str, Any]:
+def infeasible_json(elapsed_s: float) -> dict[str, Any]:
     """The JSON answer where no plan exists; the message on stderr says why and what would change it."""
     return {
         "feasible": False,
@@ -44,7 +44,7 @@ def infeasible_json() -> dict[str, Any]:
         "measure_next": [],
         "pruned": {},
         "searched": 0,
-        "elapsed_s": 0.0,
+        "elapsed_s": elapsed_s,
     }
 
 
@@ -139,11 +139,11 @@ def _sentences(view: Console, title: str, sentences: Sequence[str]) -> None:
 
 
 def _layout(entry: StepCandidate) -> str:
-    shown = {"tp", "pp", "dp"}
-    degrees = {key: value for key, value in entry.settings.layout.items() if key not in ("cp_kind", "etp")}
-    words = [f"{key} {value}" for key, value in degrees.items() if key in shown or value not in (0, 1, True, False)]
-    words += [f"etp {entry.settings.layout['etp']}"] if entry.settings.layout["ep"] != 1 else []
-    words += ["no sequence parallelism"] if not degrees["sequence_parallel"] and degrees["tp"] != 1 else []
+    layout = entry.settings.layout
+    shown = {"tp": 0, "sp": 1, "cp": 1, "ep": 1, "pp": 0, "vpp": 1, "dp": 0, "zero": 0, "hsdp": 1}
+    words = [f"{key} {layout[key]}" for key, plain in shown.items() if layout[key] != plain]
+    words += [f"etp {layout['etp']}"] if layout["ep"] != 1 else []
+    words += ["no sequence parallelism"] if not layout["sequence_parallel"] and layout["tp"] != 1 else []
     return ", ".join(words)
 
 

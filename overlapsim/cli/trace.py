@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -96,6 +96,8 @@ def _operator_again(content: OperatorPlan, machine: Cluster, *, with_serial: boo
 
 def _step_again(content: StepPlan, machine: Cluster, folder: Path, rank: int, *, with_serial: bool) -> _Again:
     model = planned_model(content.inputs.model, folder)
+    if content.inputs.dtype is not None:
+        model = replace(model, dtype=content.inputs.dtype)
     entry, name = content.candidate(rank), f"plan {rank}"
     again = replay_step(content, model, machine, entry)
     timelines: dict[str, Timeline] = {}

@@ -22,6 +22,7 @@ class StepPlanInputs:
     model, model_sha256 : preset or file, and digest of what it describes
     cluster, cluster_sha256, nodes : as in `OperatorInputs`; with ``tokens_per_s_per_gpu`` plans may use fewer nodes
     global_batch, seq_len : sequences of a step, tokens of each
+    dtype : of the model instead of its own; None: its own
     objective : what plans are ranked by
     constraints : rules on degrees and settings, such as ``tp<=8`` and ``recompute=full``
     schedules : that were tried; empty: the planner's
@@ -40,6 +41,7 @@ class StepPlanInputs:
     nodes: int
     global_batch: int
     seq_len: int
+    dtype: str | None = None
     objective: Objective = "step_time"
     constraints: tuple[str, ...] = ()
     schedules: tuple[str, ...] = ()

@@ -78,7 +78,9 @@ def _why(answer: StepAnswer) -> Iterator[str]:
     for other in answer.ranked[1:2]:
         yield _compared(best, other.result, other.rank, by_high_end=answer.goal.objective == "robust")
     serial = answer.serial
-    if not best.inputs.composition.strategies:
+    if best.inputs.layout.tp == 1 and not best.inputs.composition.strategies:
+        yield "without tensor parallelism no GEMM has a collective of its own that a strategy could hide"
+    elif not best.inputs.composition.strategies:
         yield "no overlap strategy is in the best plan: where one applies, none saves enough of its pair"
     elif serial is not None:
         gap = difference(best, serial.result)
@@ -129,11 +131,14 @@ def _near(ranked: Sequence[Ranked]) -> Iterator[str]:
     for entry in ranked[:1]:
         for twin in entry.twins:
             gap = difference(best, twin)
-            memory = twin.fullest.total_bytes - best.fullest.total_bytes
-            yield (
-                f"plan 1 with other settings ({label(twin)}) is {slower(gap, best)} and needs "
-                f"{format_bytes(abs(memory))} {'less' if memory < 0 else 'more'} of a GPU"
-            )
+            yield f"plan 1 with other settings ({label(twin)}) is {slower(gap, best)} and needs {_memory(best, twin)}"
+
+
+def _memory(best: StepResult, twin: StepResult) -> str:
+    more = twin.fullest.total_bytes - best.fullest.total_bytes
+    if abs(more) < LITTLE * best.fullest.total_bytes:
+        return "as much memory"
+    return f"{format_bytes(abs(more))} {'less' if more < 0 else 'more'} of a GPU"
 
 
 # What is exposed

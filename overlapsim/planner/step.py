@@ -9,6 +9,7 @@ from typing import Final
 
 from overlapsim.errors import PlanError, ProfileError, UsageError
 from overlapsim.plan import Finding, Objective
+from overlapsim.planner.robust import ROBUST, by_high_end, degrees_of
 from overlapsim.planner.search import Found, PlanRequest, SearchResult, search
 from overlapsim.planner.step_bound import step_lower_bound_s
 from overlapsim.step.inputs import StepInputs
@@ -18,17 +19,9 @@ from overlapsim.units import format_time
 
 ALLOWED: Final = ("fp8", "compression")
 """Choices that change what is computed: never made unless the user allows them by name."""
-PER_LAYOUT: Final = (4, 16)
-"""Plans asked of the search for each one shown, and then where too few layouts are among them: many of the fastest are
-one layout with other settings."""
+ROBUST_LAYOUTS: Final = 4
+"""Layouts that are perturbed for each one shown: the fastest undisturbed."""
 TWINS: Final = 3
-ROBUST_MOST: Final = 64
-"""Plans that are perturbed at most."""
-ROBUST: Final = Perturbation.parse("slow=0.9,nic=0.8,imbalance=1.2")
-"""Perturbed where nothing is said: one GPU at 0.9 of its speed, one node's NICs at 0.8, the fullest expert rank a fifth
-over the even share. A convention, not a measurement."""
-_DEGREES: Final = ("tp", "sp", "cp", "ep", "etp", "pp", "dp")
-
 Say = Callable[[str], None]
 
 
@@ -134,7 +127,7 @@ def plan_step(request: PlanRequest, goal: Goal | None = None, progress: Say | No
     findings = [*_not_applied(request, goal)]
     perturbed: dict[int, StepResult] = {}
     if goal.objective == "robust":
-        found, perturbed, more = _by_high_end(found, request, goal, models, say)
+        found, perturbed, more = by_high_end(found, request, goal.perturbation, models, say)
         findings += more
     groups = _by_layout(found, request.top)
     ranked = []
@@ -172,10 +165,10 @@ def _search_all(request: PlanRequest, goal: Goal, say: Say) -> list[SearchResult
     runs: list[SearchResult] = []
     failures: list[PlanError] = []
     for variant in _variants(request, goal):
-        if variant.cluster != request.cluster or variant.recipe != request.recipe:
+        if (variant.cluster.num_nodes, variant.recipe) != (request.cluster.num_nodes, request.recipe):
             say(f"on {variant.cluster.num_nodes} node(s){', with fp8' if variant.recipe.fp8 else ''}")
         try:
-            runs.append(_search_layouts(variant, say))
+            runs.append(search(variant, say))
         except PlanError as error:
             if error.exit_code != 1:
                 raise
@@ -185,17 +178,6 @@ def _search_all(request: PlanRequest, goal: Goal, say: Say) -> list[SearchResult
     return runs
 
 
-def _search_layouts(request: PlanRequest, say: Say) -> SearchResult:
-    """A search that goes on until there are as many layouts as are asked for."""
-    for most in PER_LAYOUT:
-        run = search(replace(request, top=most * request.top), say)
-        num_layouts = len({_degrees(entry) for entry in run.best})
-        if num_layouts >= request.top or len(run.best) < most * request.top:
-            break
-        say(f"the best {len(run.best)} are of {num_layouts} layouts; looking further")
-    return run
-
-
 def _variants(request: PlanRequest, goal: Goal) -> Iterator[PlanRequest]:
     nodes, counts = request.cluster.num_nodes, [request.cluster.num_nodes]
     while goal.objective == "tokens_per_s_per_gpu" and nodes % 2 == 0:
@@ -203,10 +185,12 @@ def _variants(request: PlanRequest, goal: Goal) -> Iterator[PlanRequest]:
         counts.append(nodes)
     fp8 = "fp8" in goal.allow and "fp8" in request.cluster.device.peak_flop_per_s and not request.recipe.fp8
     recipes = [request.recipe, replace(request.recipe, fp8=True)] if fp8 else [request.recipe]
+    # A perturbation changes the order: more layouts are looked at than are shown.
+    top = request.top * (ROBUST_LAYOUTS if goal.objective == "robust" else 1)
     for count in counts:
         cluster = request.cluster if count == request.cluster.num_nodes else request.cluster.with_nodes(count)
         for recipe in recipes:
-            yield replace(request, cluster=cluster, recipe=recipe)
+            yield replace(request, cluster=cluster, recipe=recipe, top=top)
 
 
 def _not_applied(request: PlanRequest, goal: Goal) -> Iterator[Finding]:
@@ -226,54 +210,12 @@ def _by_layout(found: Sequence[Found], top: int) -> list[list[Found]]:
     """Plans of the best layouts, best first, each with its twins; single settings where layouts are few."""
     groups: dict[object, list[Found]] = {}
     for entry in found:
-        groups.setdefault(_degrees(entry), []).append(entry)
+        groups.setdefault(degrees_of(entry), []).append(entry)
     heads = list(groups.values())[:top]
     place = {id(entry): number for number, entry in enumerate(found)}
     twins = sorted((twin for group in heads for twin in group[1:]), key=lambda entry: place[id(entry)])
     heads += [[twin] for twin in twins[: top - len(heads)]]
     return sorted(heads, key=lambda group: place[id(group[0])])
-
-
-def _degrees(entry: Found) -> tuple[object, ...]:
-    """What tells layouts apart."""
-    inputs = entry.result.inputs
-    degrees = (getattr(inputs.layout, name) for name in _DEGREES)
-    return (inputs.cluster.num_nodes, inputs.recipe.fp8, *degrees)
-
-
-def _by_high_end(
-    found: Sequence[Found], request: PlanRequest, goal: Goal, models: dict[object, object], say: Say
-) -> tuple[list[Found], dict[int, StepResult], list[Finding]]:
-    """Plans by the high end of their perturbed range.
-
-    A perturbation only slows, so a plan whose undisturbed time is above the
-    high end of as many as are asked for cannot be among them.
-    """
-    kept: dict[int, tuple[Found, StepResult]] = {}
-    findings: list[Finding] = []
-    for number, entry in enumerate(found):
-        highs = sorted(result.high_s for _, result in kept.values())
-        limit = highs[request.top - 1] if len(highs) >= request.top else float("inf")
-        if entry.result.step_time_s > limit or number == ROBUST_MOST:
-            break
-        inputs = replace(entry.result.inputs, perturbation=goal.perturbation)
-        quick = simulate_step(inputs, ranges=False, models=models)
-        if quick.fullest.total_bytes > request.limit_bytes:
-            continue
-        if quick.step_time_s <= limit:
-            kept[id(entry)] = entry, simulate_step(inputs, models=models)
-            say(f"{len(kept)} perturbed, least high end {min(highs, default=kept[id(entry)][1].high_s):.4g} s")
-    else:
-        message = f"only the {len(found)} fastest plans were perturbed; a slower one may be steadier"
-        findings.append(Finding("robust_not_exhausted", message))
-    if not kept:
-        raise PlanError(
-            f"no plan fits {request.limit_bytes / 1e9:.1f} GB a GPU under {goal.perturbation}; use more GPUs, or "
-            "perturb less",
-            exit_code=1,
-        )
-    ordered = sorted(kept.values(), key=lambda pair: pair[1].high_s)
-    return [entry for entry, _ in ordered], {id(entry): result for entry, result in ordered}, findings
 
 
 def _ranked(

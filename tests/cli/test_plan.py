@@ -117,6 +117,8 @@ def test_nothing_feasible_exits_1_and_says_what_to_change(capsys, model: Path, t
         (["--constraint", "tp<8"], 2, "constraint 'tp<8'"),
         (["--constraint", "heads=8"], 2, "heads=8"),
         (["--fix", "recompute=some"], 2, "recompute"),
+        (["--fix", "tp<=8"], 2, "NAME=VALUE"),
+        (["--dtype", "int3"], 2, "int3"),
         (["--schedules", "2f2b"], 2, "2f2b"),
         (["--allow", "int4"], 2, "int4"),
         (["--memory", "-1GiB"], 2, "above 0"),
