@@ -21,7 +21,6 @@ from overlapsim.step.inputs import StepInputs
 from overlapsim.step.line import Line
 from overlapsim.step.pieces import StagePieces
 from overlapsim.step.replicas import HEALTHY, Replica
-from overlapsim.step.traffic import StageTraffic
 
 _ONE: Final = Block(1, 1)
 _NAMES: Final = ("forward", "backward", "input_grad", "weight_grad")
@@ -147,7 +146,7 @@ class PipelinePaths:
         schedule = skeleton.schedule
         pieces = StagePieces(inputs, prices, schedule)
         replica = Replica((HEALTHY,) * schedule.num_devices)
-        nothing = (StageTraffic((), ()),) * schedule.num_devices
+        nothing = (None,) * schedule.num_devices
         line = Line(inputs, schedule, replica, 0, ProgramBuilder(), {HEALTHY: pieces}, {}, nothing)
         lengths = []
         for device, forward, backward, name in skeleton.blocks:
