@@ -241,10 +241,9 @@ def test_ablations_change_what_they_say():
 
 
 def test_a_table_of_ones_own_is_scored_with_marks_of_its_own(tmp_path, monkeypatch):
-    few = [row for row in MULTI if row.hidden in (3072, 12288)][:3] + [MULTI[-1]]
-    monkeypatch.setattr(
-        steps, "bundled_text", lambda name: table(few) if name == "vtrain_multi" else bundled_text(name)
-    )
+    few = [*MULTI[:3], MULTI[-1]]
+    tables = {"vtrain_multi": table(few), "vtrain_single": bundled_text("vtrain_single")}
+    monkeypatch.setattr(steps, "bundled_text", tables.__getitem__)
     mine = [few[0], replace(few[0], time_s=1.5 * few[0].time_s)]
     path = tmp_path / "mine.csv"
     path.write_text(table(mine))
