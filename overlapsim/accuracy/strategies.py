@@ -19,7 +19,7 @@ def evaluate(data: Path | None = None) -> Suite:
     """Score the bundled figures, or the rows of a ``id,value,unit`` file.
 
     No constant was fitted to any of them, so ``fitted`` is null. Rows with the metric ``speedup`` are compared with 1
-    as well (``sign``). Notes: what each row was predicted at, with the parameters taken.
+    as well (``sign``), those published as 1 excepted. Notes: what each row was predicted at, with the parameters taken.
 
     Parameters
     ----------
@@ -50,13 +50,17 @@ def evaluate(data: Path | None = None) -> Suite:
 
 
 def _scored(row: StrategyRow, outcome: Outcome) -> Row:
-    sign = int((outcome.value > 1) == (row.value > 1)) if row.keys["metric"] == "speedup" else None
+    signed = row.keys["metric"] == "speedup" and row.value != 1
+    sign = int((outcome.value > 1) == (row.value > 1)) if signed else None
     return Row(row.id, row.group, row.value, outcome.value, outcome.low, outcome.high, row.unit, None, sign)
 
 
 def _short(row: StrategyRow) -> str:
     keys = row.keys
-    return f"{row.group} {keys['collective']} {keys['m']},{keys['n']},{keys['k']} x{keys['ranks']} {keys['metric']}"
+    many = keys["m"].count("+") + 1
+    shape = f"{many} shapes" if many > 1 else f"{keys['m']},{keys['n']},{keys['k']}"
+    name = "" if many == 1 else f" {keys['strategy']}"
+    return f"{row.group} {keys['collective']} {shape} x{keys['ranks']}{name} {keys['metric']}"
 
 
 def _text(outcome: Outcome) -> str:

@@ -24,7 +24,8 @@ from overlapsim.strategy.registry import load_strategy
 from overlapsim.workload.operators import CollectiveKind, GemmOp, gemm_and_collective
 
 NEEDED: Final = ("cluster", "collective", "m", "n", "k", "ranks", "strategy", "metric")
-OPTIONAL: Final = ("dtype", "gemm_ms", "kernel_ms", "comm_ms", "stack")
+SIZES: Final = ("m", "n", "k")
+OPTIONAL: Final = ("dtype", "accumulate", "gemm_ms", "kernel_ms", "comm_ms", "stack")
 METRICS: Final[Mapping[str, tuple[str, ...]]] = {
     "total": ("s", "ms", "us"),
     "exposed": ("s", "ms", "us"),
@@ -67,6 +68,10 @@ def parse_rows(text: str, name: str) -> tuple[StrategyRow, ...]:
     ------
     CalibrationError
         Naming the line and what is wrong with it.
+
+    Notes
+    -----
+    A published mean over several shapes has ``m``, ``n`` and ``k`` with as many values each, joined by ``+``.
     """
     reader = csv.reader(io.StringIO(text))
     header = next(reader, [])
@@ -98,15 +103,24 @@ def _row(cells: Sequence[str], where: str) -> StrategyRow:
         raise CalibrationError(f"{where}: efficiency needs the measured gemm_ms and comm_ms")
     if entries["collective"] not in get_args(CollectiveKind):
         raise CalibrationError(f"{where}: collective {entries['collective']!r} is unknown")
-    numbers = {key: _number(entries[key], where, key) for key in ("m", "n", "k", "ranks") if key in entries}
-    if any(number != int(number) for number in numbers.values()):
-        raise CalibrationError(f"{where}: m, n, k and ranks are {numbers}; expected whole numbers")
+    sizes = {key: _whole(entries[key], where, key) for key in (*SIZES, "ranks")}
+    if len({len(sizes[key]) for key in SIZES}) > 1 or len(sizes["ranks"]) > 1:
+        raise CalibrationError(f"{where}: m, n and k are {sizes}; expected as many of each, and one number of ranks")
+    if len(sizes["m"]) > 1 and not entries.keys().isdisjoint(("gemm_ms", "kernel_ms", "comm_ms")):
+        raise CalibrationError(f"{where}: a measured time belongs to one shape, not to {len(sizes['m'])}")
     for key in ("gemm_ms", "kernel_ms", "comm_ms"):
         if key in entries:
             _number(entries[key], where, key)
     keys: dict[str, str] = {key: entries[key] for key in (*NEEDED, *OPTIONAL) if key in entries}
     fixed = {key: _values(text) for key, text in entries.items() if key not in keys}
     return StrategyRow(identity, group, keys, fixed, _number(value, where, "value"), unit)
+
+
+def _whole(text: str, where: str, key: str) -> tuple[int, ...]:
+    numbers = [_number(part, where, key) for part in text.split("+")]
+    if any(number != int(number) for number in numbers):
+        raise CalibrationError(f"{where}: {key} is {text!r}; expected whole numbers")
+    return tuple(map(int, numbers))
 
 
 def _number(text: str, where: str, key: str) -> float:
@@ -141,7 +155,10 @@ def _value(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Prediction of one row, in its unit; `total` is the overlapped time and `baseline` the one in series, seconds."""
+    """Prediction of one row, in its unit; `total` is the overlapped time and `baseline` the one in series, seconds.
+
+    Of a row with several shapes all are means, and the parameters those of the first.
+    """
 
     value: float
     low: float
@@ -161,26 +178,35 @@ def predict(row: StrategyRow) -> Outcome:
         If the machine, strategy, parameters or times of the row cannot be used, or the strategy refuses the operator.
     """
     try:
-        return _predict(row)
+        shapes = zip(*(map(int, map(float, row.keys[key].split("+"))) for key in SIZES), strict=True)
+        outcomes = [_predict(row, *shape) for shape in shapes]
     except OverlapSimError as error:
         raise CalibrationError(f"row {row.id}: {error}") from error
+    if len(outcomes) == 1:
+        return outcomes[0]
+
+    def mean(field: str) -> float:
+        return math.fsum(getattr(outcome, field) for outcome in outcomes) / len(outcomes)
+
+    value, low, high, total, baseline = map(mean, ("value", "low", "high", "total", "baseline"))
+    findings = dict.fromkeys(finding for outcome in outcomes for finding in outcome.findings)
+    return Outcome(value, low, high, total, baseline, outcomes[0].parameters, tuple(findings))
 
 
-def _predict(row: StrategyRow) -> Outcome:
-    keys, strategy = row.keys, load_strategy(row.keys["strategy"])
-    sizes = {key: int(float(keys[key])) for key in ("m", "n", "k", "ranks")}
-    gemm = GemmOp(sizes["m"], sizes["n"], sizes["k"], keys.get("dtype", "bf16"))
+def _predict(row: StrategyRow, m: int, n: int, k: int) -> Outcome:
+    keys, strategy, ranks = row.keys, load_strategy(row.keys["strategy"]), int(float(row.keys["ranks"]))
+    gemm = GemmOp(m, n, k, keys.get("dtype", "bf16"), keys.get("accumulate", "fp32"))
     kind: Any = keys["collective"]
     kernel_s = row.seconds("kernel_ms")
     prices = PriceBook(
         load_cluster(keys["cluster"]),
-        sizes["ranks"],
+        ranks,
         gemm=gemm,
         kind=kind,
         gemm_time_s=row.seconds("gemm_ms"),
         kernel_time_s={} if kernel_s is None else {strategy.name: kernel_s},
     )
-    context = Context(gemm_and_collective(gemm, kind, sizes["ranks"]), prices)
+    context = Context(gemm_and_collective(gemm, kind, ranks), prices)
     answer = strategy.applies_to(context)
     if not answer.applies:
         raise CalibrationError(f"{strategy.name} does not apply: {'; '.join(answer.reasons)}")

@@ -6,8 +6,9 @@ from typing import Final
 
 import click
 
-from overlapsim.cli.options import dimensions
+from overlapsim.cli.options import dimensions, size_bytes
 from overlapsim.cli.output import compile_note, console, print_json
+from overlapsim.cost.launch import STACKS
 from overlapsim.errors import UsageError
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.planner.operator import Effort
@@ -29,6 +30,13 @@ EFFORT: Final = Effort(runs=6, refinements=0)
 @click.option("--dtype", default="bf16", show_default=True, help="Type of A, B and C.")
 @click.option("--accumulate", type=click.Choice(["fp16", "fp32"]), default="fp32", show_default=True)
 @click.option("--collective", type=click.Choice(COLLECTIVES), default="all_reduce", show_default=True)
+@click.option(
+    "--independent",
+    type=size_bytes,
+    metavar="SIZE",
+    help="The collective needs nothing of the GEMM (a bulk pair) and has this size at every M, such as 64MiB.",
+)
+@click.option("--stack", default="graph", show_default=True, help=f"How kernels are launched: {', '.join(STACKS)}.")
 @click.option("--strategy", "strategies", multiple=True, help="Consider only these (serial always; repeatable).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(
@@ -41,6 +49,8 @@ def command(
     dtype: str,
     accumulate: str,
     collective: str,
+    independent: float | None,
+    stack: str,
     strategies: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -52,17 +62,25 @@ def command(
     if not 2 <= ranks <= machine.num_devices:
         raise UsageError(f"--ranks is {ranks}; {machine.name} has {machine.num_devices} GPUs, expected 2 to that many")
     kind = next(kind for kind in COLLECTIVES if kind == collective)
-    questions = [Question(GemmOp(m, n, k, dtype, accumulate), kind, ranks) for m in dimensions(rows)]
+    questions = [Question(GemmOp(m, n, k, dtype, accumulate), kind, ranks, independent) for m in dimensions(rows)]
     names = ("serial", *strategies) if strategies else ()
     with compile_note():
-        answers = sweep_operators(machine, questions, strategies=names, effort=EFFORT)
+        answers = sweep_operators(machine, questions, strategies=names, effort=EFFORT, stack=stack)
     pays = [answer.question.gemm.m for answer in answers if answer.verdict == "overlap"]
+    not_then = [a.question.gemm.m for a in answers if pays and a.question.gemm.m > min(pays) and a.verdict != "overlap"]
     if as_json:
-        print_json({"pays_from_m": min(pays, default=None), "points": [_entry(answer) for answer in answers]})
+        print_json(
+            {
+                "pays_from_m": min(pays, default=None),
+                "but_not_at_m": not_then,
+                "points": [_entry(answer) for answer in answers],
+            }
+        )
         return
     _table(answers)
     if pays:
-        click.echo(f"overlap pays from m = {min(pays)} (of the row counts tried)")
+        but = f", but not at m = {', '.join(map(str, not_then))}" if not_then else ""
+        click.echo(f"overlap pays from m = {min(pays)} (of the row counts tried){but}")
     else:
         click.echo("overlap does not pay at any row count tried")
     click.echo("crossover tries fewer candidates than operator and shows no ranges: plan the chosen m with operator")

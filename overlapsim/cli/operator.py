@@ -13,6 +13,7 @@ from overlapsim.cli.options import check_targets, kernel_times, positive_time_s,
 from overlapsim.cli.options import rank_rows as parse_rank_rows
 from overlapsim.cli.options import tile as parse_tile
 from overlapsim.cli.output import compile_note, print_json
+from overlapsim.cost.launch import STACKS
 from overlapsim.hardware.curves import read_curve
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.plan import CurveInput, OperatorInputs, dump_plan
@@ -53,6 +54,7 @@ from overlapsim.workload.operators import COLLECTIVES
     metavar="SIZE",
     help="The collective needs nothing of the GEMM (a bulk pair) and has this size, such as 64MiB.",
 )
+@click.option("--stack", default="graph", show_default=True, help=f"How kernels are launched: {', '.join(STACKS)}.")
 @click.option("--strategy", "strategies", multiple=True, help="Consider only these (serial always; repeatable).")
 @click.option("--no-contention", is_flag=True, help="Leave HBM and link sharing out.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
@@ -76,6 +78,7 @@ def command(
     curve: Path | None,
     rank_rows: tuple[int, ...] | None,
     independent: float | None,
+    stack: str,
     strategies: tuple[str, ...],
     no_contention: bool,
     as_json: bool,
@@ -114,6 +117,7 @@ def command(
         contention=not no_contention,
         rank_rows=rank_rows or (),
         independent_bytes=independent,
+        stack=stack,
     )
     chosen = tuple(s for s in load_strategies(strategies, "pair") if s.overlaps)
     baselines = tuple(s for s in load_strategies(scope="pair") if not s.overlaps)

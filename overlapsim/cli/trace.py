@@ -16,7 +16,7 @@ from overlapsim.errors import ProfileError, WorkloadError
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.hardware.profile import Cluster
 from overlapsim.plan import Finding, OperatorPlan, StepPlan, read_plan
-from overlapsim.planner.operator import simulate
+from overlapsim.planner.operator import seconds_of, simulate
 from overlapsim.planner.operator_plan import replay
 from overlapsim.planner.step_plan import replay_step
 from overlapsim.step.simulate import simulate_step
@@ -56,13 +56,13 @@ def command(plan: Path, output: Path | None, plot: Path | None, cluster: str | N
     if as_json:
         answer = {
             again.key: again.named,
-            "simulated_s": timeline.duration_s,
+            "simulated_s": again.simulated_s,
             "planned_s": again.planned_s,
             "findings": msgspec.to_builtins(findings),
         }
         print_json(answer)
         return
-    click.echo(f"{again.name}: {format_time(timeline.duration_s)} (plan: {format_time(again.planned_s)})")
+    click.echo(f"{again.name}: {format_time(again.simulated_s)} (plan: {format_time(again.planned_s)})")
     for finding in findings:
         click.echo(f"finding {finding.code}: {finding.message}")
     for target in (output, plot):
@@ -78,6 +78,7 @@ class _Again:
     key: str
     named: str | int
     planned_s: float
+    simulated_s: float
     timelines: Mapping[str, Timeline]
     findings: tuple[Finding, ...]
     title: str = ""
@@ -90,8 +91,9 @@ def _operator_again(content: OperatorPlan, machine: Cluster, *, with_serial: boo
         strategy.name: simulate(strategy, again.context, parameters, contention=content.inputs.contention, record=True)
         for strategy, parameters in ((again.serial, chosen) if with_serial else (chosen,))
     }
-    findings = (*again.findings, *again.differences(timelines[name].duration_s))
-    return _Again(name, "strategy", name, again.planned_s, timelines, findings)
+    simulated_s = seconds_of(timelines[name], again.context)
+    findings = (*again.findings, *again.differences(simulated_s))
+    return _Again(name, "strategy", name, again.planned_s, simulated_s, timelines, findings)
 
 
 def _step_again(content: StepPlan, machine: Cluster, folder: Path, rank: int, *, with_serial: bool) -> _Again:
@@ -105,9 +107,10 @@ def _step_again(content: StepPlan, machine: Cluster, folder: Path, rank: int, *,
         plain = replay_step(content, model, machine, content.serial)
         timelines["no overlap strategies"] = simulate_step(plain.inputs, ranges=False).timeline
     timelines[name] = simulate_step(again.inputs, ranges=False).timeline
-    findings = (*again.findings, *again.differences(timelines[name].duration_s))
+    simulated_s = timelines[name].duration_s
+    findings = (*again.findings, *again.differences(simulated_s))
     title = f"{model.name} in {again.inputs.layout} on {machine.name}, one GPU of each stage"
-    return _Again(name, "rank", rank, again.planned_s, timelines, findings, title)
+    return _Again(name, "rank", rank, again.planned_s, simulated_s, timelines, findings, title)
 
 
 def planned_model(name: str, folder: Path) -> ModelSpec:

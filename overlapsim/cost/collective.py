@@ -31,6 +31,8 @@ FALLBACK: Final = Spread(0.9, 2.0, "prior")
 # sets in somewhere between (L40S: 20, 5 and 1.5 GB/s at 2, 4 and 8 ranks).
 NEIGHBOURS: Final = Spread(0.65, 1.5, "prior")
 FREE: Final = Spread(1.0, 1.0, "prior")
+MANY_LINKS: Final = 64
+"""Of more shared links than this one stands for all that are alike: clusters of thousands have thousands."""
 
 __all__ = [
     *("Basis", "CollectiveModel", "FALLBACK", "NEIGHBOURS", "algbw_bytes_per_s", "busbw_bytes_per_s"),
@@ -289,7 +291,8 @@ class CollectiveModel:
         if device is not None:
             if key not in self._demands:
                 every = self._demands_of(algorithm, None)
-                self._demands[key] = tuple(entry for entry in every if carries(device, entry[0]))
+                own = tuple(entry for entry in every if carries(device, entry[0]))
+                self._demands[key] = _one_of_each(own) if len(own) > MANY_LINKS else own
             return self._demands[key]
         if key not in self._demands:
             cluster = self.cluster
@@ -342,3 +345,11 @@ def _latency_s(cluster: Cluster, kind: CollectiveKind, ranks: int, nodes: int) -
     between = min(1, nodes - 1) if kind in ("all_to_all", "send_recv") else steps * (nodes - 1) // (ranks - 1)
     spec = cluster.collectives
     return spec.base_s + (steps - between) * spec.hop_s + between * cluster.net_latency_s
+
+
+def _one_of_each(loads: tuple[tuple[str, float, float], ...]) -> tuple[tuple[str, float, float], ...]:
+    """The first of the links of one kind that carry as much at the same rate: all of them are equally full."""
+    first: dict[tuple[str, float, float], tuple[str, float, float]] = {}
+    for name, amount, rate in loads:
+        first.setdefault((name.partition("[")[0], amount, rate), (name, amount, rate))
+    return tuple(first.values())

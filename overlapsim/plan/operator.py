@@ -46,6 +46,7 @@ class OperatorInputs:
     comm_sms : SMs the collective holds, or None for the cluster's
     contention : False leaves HBM and link sharing out
     rank_rows : rows of C on each rank where an all_to_all's routing is unbalanced; empty where all have m
+    stack : how the host launches kernels (``cost/launch.py``); ``graph`` charges nothing for it
     independent_bytes : size of a collective that is independent of the GEMM (a bulk pair), or None for one on its
         output (all_gather: on its input)
     """
@@ -68,6 +69,7 @@ class OperatorInputs:
     contention: bool = True
     rank_rows: tuple[int, ...] = ()
     independent_bytes: float | None = None
+    stack: str = "graph"
 
 
 @dataclass(frozen=True)

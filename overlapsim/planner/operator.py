@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from overlapsim.cost.base import Family
+from overlapsim.cost.launch import launch_stack
 from overlapsim.cost.prices import PriceBook
+from overlapsim.cost.tiles import TileGrid
 from overlapsim.engine import compiled
 from overlapsim.engine.deadlock import raise_if_deadlocked
 from overlapsim.engine.timeline import Timeline
-from overlapsim.errors import PlanError, ProfileError, StrategyError
+from overlapsim.errors import PlanError, ProfileError, StrategyError, UsageError
+from overlapsim.hardware.profile import Cluster
 from overlapsim.plan import Cause, Finding, Prediction, Verdict
 from overlapsim.planner.bounds import lower_bound_s
 from overlapsim.planner.candidates import propose, refine
@@ -28,6 +31,8 @@ TIE_MARGIN: Final = 0.02
 FAMILIES: Final[tuple[Family, ...]] = ("gemm", "kernel", "collective", "launch")
 KERNEL_FAMILIES: Final[tuple[Family, ...]] = ("attention", "memory")
 NEARLY_FREE: Final = 1e-6
+MAX_TILES: Final = 2**22
+"""Tiles of one output that are simulated one by one: 131072 x 131072 in tiles of 64 x 64."""
 LITTLE_TO_GAIN: Final = 1.05
 """Below this ceiling a gain that is not sure is no tie: it is not worth another kernel or stream."""
 
@@ -102,7 +107,7 @@ class OperatorResult:
     results : one per strategy asked, in order
     serial, best : the baseline, and what to run: the baseline where the verdict is serial, the fastest strategy whose
         gain is sure where it is overlap
-    ceiling : serial time over the larger of compute and communication, with the best kernels as priced
+    ceiling : serial time over the larger of compute and communication, with the best kernels and transports as priced
     cause : why overlap does not pay, "none" where it does
     """
 
@@ -117,12 +122,59 @@ class OperatorResult:
     findings: tuple[Finding, ...]
 
 
+def check_tiles(gemm: GemmOp, cluster: Cluster, tile: Sequence[int] | None = None) -> None:
+    """Refuse an output of more tiles than are simulated.
+
+    Parameters
+    ----------
+    tile : of the kernels; the smallest of the device's when None
+
+    Raises
+    ------
+    UsageError
+        If there are more than `MAX_TILES`.
+    """
+    smallest = min(cluster.device.kernels.gemm_tiles, key=lambda tile: tile[0] * tile[1])
+    grid = TileGrid(gemm.m, gemm.n, *(tile or smallest)[:2])
+    if grid.num_tiles > MAX_TILES:
+        raise UsageError(
+            f"an output of {gemm.m}x{gemm.n} has {grid.num_tiles} tiles of {grid.bm}x{grid.bn}; at most {MAX_TILES} "
+            "are simulated: give a smaller output or a larger --tile"
+        )
+
+
 def build(strategy: Strategy, context: Context, parameters: Parameters) -> Program:
-    """Rewrite the context's graph with `strategy` into a Program."""
+    """Rewrite the context's graph with `strategy` into a Program.
+
+    Where the host's launches are charged (``prices.launch_s``) the graph is there twice, one behind the other: the host
+    runs ahead of the second as far as it can.
+    """
     builder = ProgramBuilder()
     strategy.check(parameters)
-    strategy.rewrite(context, parameters, Site(builder, context.prices))
+    launch_s = context.prices.launch_s
+    site = Site(builder, context.prices, launch_s=launch_s)
+    first = strategy.rewrite(context, parameters, site)
+    if launch_s:
+        second = strategy.rewrite(context, parameters, site)
+        done = {task for tasks in first.exits.values() for task in tasks}
+        for src, dst in itertools.product(
+            sorted(done), sorted({t for tasks in second.entries.values() for t in tasks})
+        ):
+            builder.add_edge(src, dst)
     return builder.freeze()
+
+
+def seconds_of(timeline: Timeline, context: Context) -> float:
+    """Time of one execution in what `simulate` returned: the whole, or from the end of the first to that of the second.
+
+    Parameters
+    ----------
+    timeline, context : as returned by and given to `simulate`
+    """
+    if not context.prices.launch_s:
+        return timeline.duration_s
+    first = timeline.t_end[: timeline.program.num_tasks // 2].max(initial=0)
+    return float(timeline.end_ps - first) / 1e12
 
 
 def simulate(
@@ -138,6 +190,11 @@ def simulate(
     timeline = compiled.run(build(strategy, context, parameters), contention=contention, record=record)
     raise_if_deadlocked(timeline)
     return timeline
+
+
+def time_s(strategy: Strategy, context: Context, parameters: Parameters, *, contention: bool = True) -> float:
+    """Seconds of one choice: `simulate` and `seconds_of`."""
+    return seconds_of(simulate(strategy, context, parameters, contention=contention), context)
 
 
 def plan_operator(
@@ -188,7 +245,8 @@ def plan_operator(
     cause = _cause(verdict, ceiling, context, overlapping, contention, effort)
     # A kernel that was not measured, or pieces that are too small, can decide against a strategy.
     assumed = (f for r in results for f in r.findings if f.code in ("kernel_time_assumed", "few_tiles"))
-    findings = dict.fromkeys((*context.prices.findings, *_shares(context), *assumed, *best.findings))
+    host = _host_bound(best, context) if effort.ranges else ()
+    findings = dict.fromkeys((*context.prices.findings, *_shares(context), *assumed, *best.findings, *host))
     return OperatorResult(context, tuple(results), serial, best, bound, ceiling, verdict, cause, tuple(findings))
 
 
@@ -205,6 +263,24 @@ def _shares(context: Context) -> tuple[Finding, ...]:
     )
 
 
+def _host_bound(best: StrategyResult, context: Context) -> tuple[Finding, ...]:
+    """Say where launching the chosen strategy call by call would take longer than it runs, and is not charged."""
+    assert best.best is not None
+    if context.prices.stack is not None and context.prices.stack.host_s:
+        return ()
+    eager = launch_stack("eager", context.prices.cluster.device)
+    charged = replace(context, prices=replace(context.prices, stack=eager))
+    # The graph is there twice.
+    host_s = int(build(best.strategy, charged, best.best.parameters).launch_ps.sum()) / 2e12
+    if host_s <= best.best.predicted_s:
+        return ()
+    message = (
+        f"{best.strategy.name} takes {format_time(best.best.predicted_s)} on the GPU and {format_time(host_s)} of an "
+        "eager framework's host, which is not charged: as it is in a CUDA graph; ask with --stack eager otherwise"
+    )
+    return (Finding("host_not_charged", message),)
+
+
 def _time(result: StrategyResult) -> float:
     assert result.best is not None
     return result.best.predicted_s
@@ -216,7 +292,7 @@ def _plan_strategy(strategy: Strategy, context: Context, contention: bool, effor
         return StrategyResult(strategy, applicability)
 
     def run_s(parameters: Parameters) -> float:
-        return simulate(strategy, context, parameters, contention=contention).duration_s
+        return time_s(strategy, context, parameters, contention=contention)
 
     proposals = list(itertools.islice(propose(strategy.parameters(context)), effort.runs))
     if not proposals:
@@ -234,12 +310,12 @@ Shifts = Mapping[tuple[Family, Literal["low", "high"]], float]
 def _shifts(candidate: Candidate, context: Context, contention: bool) -> Shifts:
     """Time of one choice with one family at a time at its 5 % or 95 % value."""
     return {
-        (family, end): simulate(
+        (family, end): time_s(
             candidate.strategy,
             replace(context, prices=context.prices.at(family, end)),
             candidate.parameters,
             contention=contention,
-        ).duration_s
+        )
         for family in (*FAMILIES, *(KERNEL_FAMILIES if any(context.graph.of_type(KernelOp)) else ()))
         for end in _ENDS
     }
@@ -273,10 +349,10 @@ _ENDS: Final[tuple[Literal["low", "high"], ...]] = ("low", "high")
 
 
 def _compute_and_communication(context: Context) -> tuple[float, float]:
-    """Times of both sides with the best kernels as priced."""
+    """Times of both sides with the best kernels and transports as priced."""
     compute = sum(context.prices.best_gemm_s(op) for op in context.graph.of_type(GemmOp))
     compute += sum(context.prices.kernel(op).duration_s for op in context.graph.of_type(KernelOp))
-    return compute, sum(context.prices.collective(op).duration_s for op in context.graph.of_type(CollectiveOp))
+    return compute, sum(context.prices.best_collective_s(op) for op in context.graph.of_type(CollectiveOp))
 
 
 def _judge(results: Sequence[StrategyResult], serial: StrategyResult, ceiling: float) -> tuple[Verdict, StrategyResult]:
@@ -309,8 +385,11 @@ def _cause(
     applying = [r.strategy for r in overlapping if r.best is not None]
     if not applying:
         return next((r.applicability.cause for r in overlapping if r.applicability.cause != "none"), "none")
+    compute, communication = _compute_and_communication(context)
+    # What is far smaller can be hidden, but that gains little: communication, or the compute to hide it under.
+    little: Cause = "little_to_hide" if compute >= communication else "link_bound"
     if ceiling < 1 + TIE_MARGIN:
-        return "little_to_hide"
+        return little
 
     brief = replace(effort, runs=min(effort.runs, 2), refinements=0)
 
@@ -334,6 +413,8 @@ def _cause(
     measured = [r.strategy for r in overlapping if r.best is not None and r.strategy.name in prices.kernel_time_s]
     if measured and all(r.speedup < 1 for r in overlapping if r.strategy in measured) and slower_kernel(measured):
         return "kernel_slower"
+    if verdict == "serial" and ceiling < LITTLE_TO_GAIN:
+        return little
     if any(r.speedup > 1 + TIE_MARGIN for r in overlapping):
         return "none"
     if slower_kernel(applying):
@@ -342,7 +423,4 @@ def _cause(
         return "contention"
     if pays(prices.without_latency()):
         return "small_message"
-    compute, communication = _compute_and_communication(context)
-    if communication > 2 * compute:
-        return "link_bound"
-    return "few_tiles"
+    return "link_bound" if communication > 2 * compute else "few_tiles"

@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from overlapsim.cost.beliefs import check_curve
+from overlapsim.cost.launch import launch_stack
 from overlapsim.cost.prices import PriceBook
-from overlapsim.cost.tiles import TileGrid
 from overlapsim.errors import PlanError, UsageError
 from overlapsim.hardware.profile import Cluster, CurveTable, Source
 from overlapsim.plan import (
@@ -22,7 +22,7 @@ from overlapsim.plan import (
     OperatorPlan,
     OperatorSettings,
 )
-from overlapsim.planner.operator import OperatorResult, StrategyResult
+from overlapsim.planner.operator import OperatorResult, StrategyResult, check_tiles
 from overlapsim.strategy.base import Context, Parameters, Strategy
 from overlapsim.strategy.registry import load_strategy, strategy_names
 from overlapsim.units import format_time
@@ -34,8 +34,6 @@ SAME_TIME: Final = 1e-9
 
 MAX_RANKS: Final = 16384
 """Ranks of one collective that are priced link by link."""
-MAX_TILES: Final = 2**22
-"""Tiles of one output that are simulated one by one: 131072 x 131072 in tiles of 64 x 64."""
 
 
 def context_from(inputs: OperatorInputs, cluster: Cluster) -> Context:
@@ -62,13 +60,7 @@ def context_from(inputs: OperatorInputs, cluster: Cluster) -> Context:
     if kind is None:
         raise UsageError(f"collective {inputs.collective!r} is unknown; expected one of {', '.join(COLLECTIVES)}")
     gemm = GemmOp(inputs.m, inputs.n, inputs.k, inputs.dtype, inputs.accumulate)
-    smallest = min(machine.device.kernels.gemm_tiles, key=lambda tile: tile[0] * tile[1])
-    grid = TileGrid(gemm.m, gemm.n, *(inputs.tile or smallest)[:2])
-    if grid.num_tiles > MAX_TILES:
-        raise UsageError(
-            f"an output of {gemm.m}x{gemm.n} has {grid.num_tiles} tiles of {grid.bm}x{grid.bn}; at most {MAX_TILES} "
-            "are simulated: give a smaller output or a larger --tile"
-        )
+    check_tiles(gemm, machine, inputs.tile)
     curve = _table(inputs.curve)
     if curve is not None:
         check_curve(machine, kind, inputs.ranks, curve)
@@ -82,6 +74,7 @@ def context_from(inputs: OperatorInputs, cluster: Cluster) -> Context:
         curve=curve,
         tile=inputs.tile,
         collective_sms=inputs.comm_sms,
+        stack=launch_stack(inputs.stack, machine.device),
     )
     if inputs.independent_bytes is None:
         return Context(gemm_and_collective(gemm, kind, inputs.ranks, inputs.rank_rows), prices)

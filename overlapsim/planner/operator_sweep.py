@@ -8,13 +8,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
+from overlapsim.cost.launch import launch_stack
 from overlapsim.cost.prices import PriceBook
 from overlapsim.hardware.profile import Cluster
 from overlapsim.plan import Cause, Verdict
-from overlapsim.planner.operator import QUICK, Effort, plan_operator
+from overlapsim.planner.operator import QUICK, Effort, check_tiles, plan_operator
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.registry import load_strategies
-from overlapsim.workload.operators import CollectiveKind, GemmOp, gemm_and_collective
+from overlapsim.workload.operators import CollectiveKind, GemmOp, gemm_and_collective, independent_pair
 
 CHUNK: Final = 256
 """Points that share model results and one process; dropped together, so that memory does not grow with the sweep."""
@@ -22,11 +23,19 @@ CHUNK: Final = 256
 
 @dataclass(frozen=True)
 class Question:
-    """One point of a sweep."""
+    """One point of a sweep.
+
+    Attributes
+    ----------
+    gemm, kind, ranks : sizes on one rank, collective, and its ranks
+    independent_bytes : size of a collective that is independent of the GEMM; None for one on its output (all_gather:
+        on its input)
+    """
 
     gemm: GemmOp
     kind: CollectiveKind
     ranks: int
+    independent_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,7 @@ def sweep_operators(
     workers: int = 1,
     contention: bool = True,
     effort: Effort = QUICK,
+    stack: str = "graph",
 ) -> tuple[Answer, ...]:
     """Plan every question, in order.
 
@@ -68,6 +78,7 @@ def sweep_operators(
     workers : processes; 1 stays in this one
     contention : False leaves HBM and link sharing out
     effort : how hard to look at each point
+    stack : how the host launches kernels (``cost/launch.py``)
 
     Raises
     ------
@@ -76,7 +87,7 @@ def sweep_operators(
     """
     asked = list(questions)
     chunks = [asked[i : i + CHUNK] for i in range(0, len(asked), CHUNK)]
-    jobs = [(cluster, chunk, tuple(strategies), contention, effort) for chunk in chunks]
+    jobs = [(cluster, chunk, tuple(strategies), contention, effort, stack) for chunk in chunks]
     if workers <= 1 or len(chunks) < 2:
         parts = [_plan_chunk(*job) for job in jobs]
     else:
@@ -91,14 +102,23 @@ def _plan_job(job: tuple[Any, ...]) -> list[Answer]:
 
 
 def _plan_chunk(
-    cluster: Cluster, questions: Sequence[Question], names: Sequence[str], contention: bool, effort: Effort
+    cluster: Cluster,
+    questions: Sequence[Question],
+    names: Sequence[str],
+    contention: bool,
+    effort: Effort,
+    stack: str,
 ) -> list[Answer]:
     strategies = load_strategies(names, "pair")
     models: dict[tuple[Any, ...], Any] = {}
+    host = launch_stack(stack, cluster.device)
     answers = []
     for question in questions:
-        prices = PriceBook(cluster, question.ranks, gemm=question.gemm, kind=question.kind, models=models)
-        graph = gemm_and_collective(question.gemm, question.kind, question.ranks)
+        check_tiles(question.gemm, cluster)
+        prices = PriceBook(cluster, question.ranks, gemm=question.gemm, kind=question.kind, models=models, stack=host)
+        shape = (question.gemm, question.kind, question.ranks)
+        size_bytes = question.independent_bytes
+        graph = gemm_and_collective(*shape) if size_bytes is None else independent_pair(*shape, size_bytes)
         result = plan_operator(Context(graph, prices), strategies, contention=contention, effort=effort)
         assert result.serial.best is not None and result.best.best is not None
         overlapping = [r.best for r in result.results if r.best is not None and r.strategy.overlaps]

@@ -166,10 +166,10 @@ class AsyncTp(Strategy):
             "that runs ahead, avoids it"
         )
         pieces = [
-            prices.vendor_gemm(replace(pair.gemm, m=rows)) for rows in shard_rows(pair.gemm.m, pair.collective.ranks)
+            prices.shard_gemm(replace(pair.gemm, m=rows)) for rows in shard_rows(pair.gemm.m, pair.collective.ranks)
         ]
         found = few_tiles_finding(self.name, prices, prices.vendor_gemm(pair.gemm), pieces)
-        return (Finding("host_steps_not_charged", message), *found)
+        return (*(() if prices.launch_s else (Finding("host_steps_not_charged", message),)), *found)
 
 
 def methods_of(prices: PriceBook, pair: Pair) -> tuple[Method, ...]:
@@ -198,7 +198,7 @@ def closed_form_s(prices: PriceBook, pair: Pair, method: Method) -> float:
     if method == "flag_gemm":
         return begin + max(flag_kernel(prices, pair.gemm).duration_s, (ranks - 1) * pull_s) + barrier_s
     shards = shard_rows(pair.gemm.m, ranks)
-    gemms = [prices.vendor_gemm(replace(pair.gemm, m=rows)).duration_s for rows in shards]
+    gemms = [prices.shard_gemm(replace(pair.gemm, m=rows)).duration_s for rows in shards]
     if pair.relation == "before":
         computed, pulled = [begin + gemms[0]], begin
         for step in range(1, ranks):

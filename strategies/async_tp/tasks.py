@@ -134,7 +134,7 @@ def _close(gpu: Gpu, pair: Pair, last: Sequence[int]) -> int:
 def _piece(gpu: Gpu, pair: Pair, step: int, rows: int, stream: int) -> int:
     piece = replace(pair.gemm, m=rows)
     tag = f"{piece.pass_} gemm of rank +{step}"
-    return gpu.add_gemm(piece, gpu.prices.vendor_gemm(piece), stream=stream, tag=tag)
+    return gpu.add_gemm(piece, gpu.prices.shard_gemm(piece), stream=stream, tag=tag)
 
 
 def _after(gpu: Gpu, gemms: Sequence[int], *, co_run: bool) -> None:

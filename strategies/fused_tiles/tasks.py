@@ -33,7 +33,7 @@ def gather_then_multiply(gpu: Gpu, pair: Pair, parameters: Mapping[str, Any]) ->
     kernel, pieces = kernel_of(prices, pair, parameters), checked_pieces(pair, parameters)
     ready = _barrier(gpu, pair, "wait for free buffers")
     own_s, own = prices.hbm_pass(2 * op.size_bytes / op.ranks)
-    gpu.add_transfer(own_s, own, sms=SUM_SMS, op=op.name, tag=f"{op.pass_} copy of own rows")
+    gpu.add_transfer(own_s, own, sms=min(SUM_SMS, gpu.num_sms), op=op.name, tag=f"{op.pass_} copy of own rows")
     there = _barrier(gpu, pair, "wait for own rows of all")
     copies = _copies(gpu, pair, pieces)
     gemm = gpu.add_gemm(pair.gemm, kernel, launches=1 + CALLS_BEFORE, tag=f"{pair.gemm.pass_} fused gemm")
@@ -48,7 +48,7 @@ def gather_then_multiply(gpu: Gpu, pair: Pair, parameters: Mapping[str, Any]) ->
         last = gpu.add_transfer(
             seconds,
             demands,
-            sms=SUM_SMS,
+            sms=min(SUM_SMS, gpu.num_sms),
             stream=gpu.compute_stream,
             op=op.name,
             tag=f"{op.pass_} copy of gathered rows",
@@ -69,7 +69,12 @@ def multiply_then_scatter(gpu: Gpu, pair: Pair, parameters: Mapping[str, Any]) -
     builder.add_edge(gemm, done)
     seconds, demands = prices.hbm_pass(op.size_bytes * (1 + 1 / op.ranks))
     last = gpu.add_transfer(
-        seconds, demands, sms=SUM_SMS, launches=1 + CALLS_AFTER, op=op.name, tag=f"{op.pass_} sum of parts"
+        seconds,
+        demands,
+        sms=min(SUM_SMS, gpu.num_sms),
+        launches=1 + CALLS_AFTER,
+        op=op.name,
+        tag=f"{op.pass_} sum of parts",
     )
     if op.kind == "all_reduce":
         _barrier(gpu, pair, "wait for sums of all")

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta
 from overlapsim.strategies.ring_exchange.steps import Step, busy_s, gather_s, scatter_s, steps_of
 
+from overlapsim.cost.prices import PriceBook
 from overlapsim.plan import Finding
 from overlapsim.strategy.base import (
     YES,
@@ -89,6 +90,11 @@ class RingExchange(Strategy):
             or YES
         )
 
+    def transports(self, prices: PriceBook) -> tuple[str, ...]:
+        """What may move shards: kernels only where they leave SMs to the GEMM."""
+        free = prices.comm_sms("send_recv") < prices.cluster.device.num_sms
+        return TRANSPORTS if free else TRANSPORTS[:1]
+
     def parameters(self, context: Context) -> ParameterSpace:
         """Leave open the form, the transport and the streams."""
         pair, prices = context.pair(), context.prices
@@ -100,7 +106,7 @@ class RingExchange(Strategy):
             moves = [0.0 if op is None else prices.flow(op)[0] for op in transfers]
             held = next((prices.comm_sms(op.kind, op.engine) for op in transfers if op is not None), 0)
             co_run = point["compute_streams"] > 1
-            costs = [prices.vendor_gemm(replace(pair.gemm, m=step.rows)) for step in steps]
+            costs = [prices.shard_gemm(replace(pair.gemm, m=step.rows)) for step in steps]
             gemms = [busy_s(cost, num_sms, num_sms - held, co_run=co_run) for cost in costs]
             if pair.relation == "before":
                 return gather_s(gemms, moves, prices.step_gap_s)
@@ -108,7 +114,9 @@ class RingExchange(Strategy):
             waits = [move and move + prices.signal_wait_s for move in moves]
             return scatter_s(gemms, waits, adds, prices.step_gap_s, point["compute_streams"])
 
-        return ParameterSpace({"form": PROPOSED, "transport": TRANSPORTS, "compute_streams": STREAMS}, screen=ring_s)
+        return ParameterSpace(
+            {"form": PROPOSED, "transport": self.transports(prices), "compute_streams": STREAMS}, screen=ring_s
+        )
 
     def rewrite(self, context: Context, parameters: Parameters, site: Site) -> Placement:
         """Add the transfers on one stream and the GEMMs in turn on the others.
@@ -164,7 +172,7 @@ class RingExchange(Strategy):
             "user buffers start sooner"
         )
         steps = steps_of(pair, parameters["form"])
-        pieces = [prices.vendor_gemm(replace(pair.gemm, m=step.rows)) for step in steps]
+        pieces = [prices.shard_gemm(replace(pair.gemm, m=step.rows)) for step in steps]
         found = few_tiles_finding(self.name, prices, prices.vendor_gemm(pair.gemm), pieces)
         return (Finding("transfer_price_assumed", message), *found)
 
@@ -227,7 +235,7 @@ def _tag(pair: Pair, what: str, number: int, steps: tuple[Step, ...]) -> str:
 
 def _gemm(pair: Pair, gpu: Gpu, step: Step, stream: int, number: int, steps: tuple[Step, ...]) -> int:
     piece = replace(pair.gemm, m=step.rows)
-    return gpu.add_gemm(piece, gpu.prices.vendor_gemm(piece), stream=stream, tag=_tag(pair, "gemm", number, steps))
+    return gpu.add_gemm(piece, gpu.prices.shard_gemm(piece), stream=stream, tag=_tag(pair, "gemm", number, steps))
 
 
 def _transfer(pair: Pair, step: Step, parameters: Parameters) -> CollectiveOp | None:

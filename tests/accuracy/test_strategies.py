@@ -53,13 +53,36 @@ def test_small_gemms_lose_to_the_library_on_h100(suite) -> None:
     assert [row.sign for row in rows(suite, "triton-distributed 166")] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_means_of_a_third_party_lie_in_the_ranges(suite, ranks: int) -> None:
+    """Fused and decomposed forms gained others far less than the model says: the range must say so, gains included."""
+    fused, decomposed, chunked, wave_group = rows(suite, f"flash-fig9 x{ranks}")
+    for row in (fused, decomposed, chunked, wave_group):
+        # Read by eye, +-0.02.
+        assert row.low - 0.02 <= row.measured <= row.high + 0.02, row.id
+    for row in (chunked, wave_group):
+        assert row.error == pytest.approx(0, abs=0.08), row.id
+    for row in (fused, decomposed):
+        assert row.error > 0.15, "the disagreement is gone: narrow the ranges of fused and decomposed kernels"
+
+
+def test_several_shapes_are_a_mean(suite) -> None:
+    text = ROW.replace("m=4096", "m=4096+8192").replace("n=3072", "n=3072+3072").replace("k=4096", "k=4096+4096")
+    (both,) = parse_rows(f"{HEADER}{text},1,ms", "x")
+    singles = [parse_rows(f"{HEADER}{ROW.replace('m=4096', f'm={m}')},1,ms", "x")[0] for m in (4096, 8192)]
+    one, two = map(predict, singles)
+    mean = predict(both)
+    for field in ("value", "low", "high", "total"):
+        assert getattr(mean, field) == pytest.approx((getattr(one, field) + getattr(two, field)) / 2)
+
+
 def test_nothing_was_fitted_and_every_row_is_one_figure(suite) -> None:
     assert {row.fitted for row in suite.rows} == {None}
     assert len({row.id for row in suite.rows}) == len(suite.rows)
     assert all(row.low <= row.predicted <= row.high for row in suite.rows)
-    assert suite.overall.sign_total == 15 == suite.overall.sign_right
+    assert suite.overall.sign_total == 22 == suite.overall.sign_right
     assert len(suite.notes) == len(suite.rows)
-    assert {"kernel_time_assumed", "transport_assumed"} == {finding.code for finding in suite.findings}
+    assert {"kernel_time_assumed", "transport_assumed"} <= {finding.code for finding in suite.findings}
 
 
 def test_a_given_file_is_scored_in_the_documented_format(tmp_path, suite, capsys) -> None:
@@ -112,6 +135,9 @@ def test_exposed_share_and_total_say_the_same() -> None:
         (f"{HEADER}{ROW.replace('total', 'efficiency')},1,%", "needs the measured gemm_ms and comm_ms"),
         (f"{HEADER}{ROW.replace('all_gather', 'gossip')},1,ms", "'gossip' is unknown"),
         (f"{HEADER}{ROW.replace('m=4096', 'm=4.5')},1,ms", "whole numbers"),
+        (f"{HEADER}{ROW.replace('m=4096', 'm=4096+8192')},1,ms", "as many of each"),
+        (f"{HEADER}{ROW.replace('ranks=8', 'ranks=4+8')},1,ms", "one number of ranks"),
+        (f"{HEADER}{ROW.replace('=4096', '=1+2').replace('=3072', '=1+2')}|gemm_ms=2,1,ms", "belongs to one shape"),
     ],
 )
 def test_malformed_rows_are_refused(text, why) -> None:
