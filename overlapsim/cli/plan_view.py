@@ -101,7 +101,7 @@ def plan_table(plan: StepPlan, answer: StepAnswer) -> None:
         shown = entry.perturbed if robust and entry.perturbed else entry.step
         table.add_row(
             str(entry.rank) if entry.rank else "no overlap strategies",
-            _layout(entry),
+            _layout(entry, asked.nodes),
             _settings(entry),
             *_time(shown),
             f"{entry.mfu:.1%}",
@@ -138,10 +138,12 @@ def _sentences(view: Console, title: str, sentences: Sequence[str]) -> None:
         view.print(f"  {sentence}", highlight=False, markup=False)
 
 
-def _layout(entry: StepCandidate) -> str:
+def _layout(entry: StepCandidate, num_nodes: int) -> str:
+    """Degrees that say something; the nodes where a plan leaves some free."""
     layout = entry.settings.layout
     shown = {"tp": 0, "sp": 1, "cp": 1, "ep": 1, "pp": 0, "vpp": 1, "dp": 0, "zero": 0, "hsdp": 1}
-    words = [f"{key} {layout[key]}" for key, plain in shown.items() if layout[key] != plain]
+    words = [f"on {entry.settings.nodes} of {num_nodes} nodes"] if entry.settings.nodes != num_nodes else []
+    words += [f"{key} {layout[key]}" for key, plain in shown.items() if layout[key] != plain]
     words += [f"etp {layout['etp']}"] if layout["ep"] != 1 else []
     words += ["no sequence parallelism"] if not layout["sequence_parallel"] and layout["tp"] != 1 else []
     return ", ".join(words)

@@ -155,3 +155,11 @@ def test_the_wrong_kind_of_plan_is_said(capsys, model: Path, tmp_path: Path) -> 
     code, _, err = run(capsys, ["trace", str(tmp_path / "plan.yaml"), "--rank", "40"])
     assert code == 2
     assert "rank 40" in err
+
+
+def test_a_plan_that_leaves_nodes_free_says_so(capsys, monkeypatch, model: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    more = ["--nodes", "2", "--fix", "pp=1", "--constraint", "tp<=2", "--objective", "tokens_per_s_per_gpu"]
+    code, out, _ = run(capsys, arguments(model, *more))
+    assert code == 0
+    assert "on 1 of 2 nodes" in out
