@@ -3,13 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from overlapsim.errors import ProgramError
 from overlapsim.schedule.program import BLOCKS, FLOW, HOST, Float, Int, Program, validate_program
+
+
+class TaskKind(NamedTuple):
+    """What many tasks have in common, for :meth:`ProgramBuilder.add_copies`; made by `blocks_kind` and `flow_kind`.
+
+    Attributes
+    ----------
+    integers, floats : columns of a task
+    demands : resource to amount per unit
+    op : operator name for reports
+    """
+
+    integers: tuple[int, ...]
+    floats: tuple[float, float, float]
+    demands: Mapping[int, float]
+    op: str
+
+
+def blocks_kind(
+    *,
+    stream: int,
+    pool: int,
+    units: int,
+    unit_ps: int,
+    sm: int,
+    host: int = 0,
+    demands: Mapping[int, float] | None = None,
+    op: str = "",
+    mem_start: float = 0.0,
+    mem_end: float = 0.0,
+) -> TaskKind:
+    """Kernels as :meth:`ProgramBuilder.add_blocks` adds them."""
+    integers = (BLOCKS, host, 0, stream, pool, units, unit_ps, sm, 1, -1)
+    return TaskKind(integers, (1.0, mem_start, mem_end), demands or {}, op)
+
+
+def flow_kind(
+    *,
+    stream: int,
+    pool: int,
+    units: int,
+    unit_ps: int,
+    sm: int,
+    host: int = 0,
+    weight: float = 1.0,
+    demands: Mapping[int, float] | None = None,
+    op: str = "",
+) -> TaskKind:
+    """Transfers as :meth:`ProgramBuilder.add_flow` adds them."""
+    integers = (FLOW, host, 0, stream, pool, units, unit_ps, sm, 1, -1)
+    return TaskKind(integers, (weight, 0.0, 0.0), demands or {}, op)
 
 
 class ProgramBuilder:
@@ -133,6 +184,48 @@ class ProgramBuilder:
     def add_host(self, *, unit_ps: int, host: int = 0, op: str = "", tag: str = "") -> int:
         """Add work of a host thread that blocks its lane for `unit_ps`, after its edges open."""
         return self._add((HOST, host, 0, -1, -1, 1, unit_ps, 0, 1, -1), (1.0, 0.0, 0.0), False, None, op, tag)
+
+    def add_copies(self, kinds: Sequence[TaskKind], which: Int, tags: Sequence[str], groups: Int | None = None) -> None:
+        """Add many tasks of a few kinds, numbered on as they come.
+
+        Parameters
+        ----------
+        kinds : sequence of TaskKind
+        which : int64 array of shape (tasks,): kind of each task
+        tags : of each task, for reports
+        groups : int64 array of shape (tasks,): group of each; none is in one by default
+
+        Examples
+        --------
+        >>> b = ProgramBuilder()
+        >>> kind = blocks_kind(stream=b.add_stream(), pool=b.add_pool(4), units=2, unit_ps=100, sm=1)
+        >>> b.add_copies([kind], np.zeros(3, np.int64), ["a", "b", "c"])
+        >>> b.num_tasks
+        3
+        """
+        integers = np.array([kind.integers for kind in kinds], np.int64).reshape(-1, len(_TASK_INTEGERS))[which]
+        if groups is not None:
+            integers[:, _GROUP] = groups
+        self._integers += integers.reshape(-1).tolist()
+        floats = np.array([kind.floats for kind in kinds], np.float64).reshape(-1, len(_TASK_FLOATS))[which]
+        self._floats += floats.reshape(-1).tolist()
+        self._persistent += [False] * len(which)
+        counts = np.array([len(kind.demands) for kind in kinds], np.int64)
+        resources = [list(kind.demands) for kind in kinds]
+        amounts = [list(kind.demands.values()) for kind in kinds]
+        chosen = which.tolist()
+        self._demand_resources += [resource for kind in chosen for resource in resources[kind]]
+        self._demand_amounts += [amount for kind in chosen for amount in amounts[kind]]
+        self._demand_ptr += (self._demand_ptr[-1] + np.cumsum(counts[which])).tolist()
+        ops = [kind.op for kind in kinds]
+        self._ops += [ops[kind] for kind in chosen]
+        self._tags += tags
+
+    def add_edges(self, src: Int, dst: Int) -> None:
+        """Let each task of `dst` wait for all units of the task of `src` beside it; int64 arrays of one shape."""
+        units = np.array(self.column("units"), np.int64)[src]
+        nothing = np.zeros_like(src)
+        self._edges += np.stack((src, units, dst, nothing - 1, nothing), axis=1).reshape(-1).tolist()
 
     def add_edge(
         self,
@@ -282,7 +375,7 @@ class ProgramBuilder:
 _TASK_INTEGERS = ("kind", "host", "launch_ps", "stream", "pool", "units", "unit_ps", "sm", "sm_quantum", "group")
 _TASK_FLOATS = ("weight", "mem_start", "mem_end")
 _EDGE_INTEGERS = ("edge src", "edge src_units", "edge dst", "edge dst_unit", "edge lag_ps")
-_UNITS = _TASK_INTEGERS.index("units")
+_UNITS, _GROUP = _TASK_INTEGERS.index("units"), _TASK_INTEGERS.index("group")
 _INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from overlapsim.errors import DeadlockError, ProgramError
-from overlapsim.schedule.builder import ProgramBuilder
+from overlapsim.schedule.builder import ProgramBuilder, TaskKind, blocks_kind, flow_kind
 from overlapsim.schedule.kernel_order import topological_order
 from overlapsim.schedule.pipeline import FORWARD, KIND_LETTERS, PipelineSchedule
 from overlapsim.schedule.pipeline_check import check_schedule
@@ -147,11 +147,9 @@ def lower_pipeline(
         )
     streams = tuple(builder.add_stream(name=f"compute {device}") for device in range(schedule.num_devices))
     tasks, joins = _add_tasks(builder, schedule, steps, links, order, streams, pools)
-    for before_node, after_node in links.wait.tolist():
-        builder.add_edge(tasks[before_node], tasks[after_node])
-    for before_node, after_node in links.post.tolist():
-        builder.add_edge(tasks[before_node], joins[after_node])
-    return PipelineTasks(schedule, streams, np.array(tasks, np.int64)[steps.of_action], steps.units[steps.of_action])
+    builder.add_edges(tasks[links.wait[:, 0]], tasks[links.wait[:, 1]])
+    builder.add_edges(tasks[links.post[:, 0]], joins[links.post[:, 1]])
+    return PipelineTasks(schedule, streams, tasks[steps.of_action], steps.units[steps.of_action])
 
 
 def _add_tasks(
@@ -162,43 +160,35 @@ def _add_tasks(
     order: Int,
     streams: Sequence[int],
     pools: Sequence[int],
-) -> tuple[list[int], list[int]]:
+) -> tuple[Int, Int]:
     """Task of each node, and where its receiver joins: of a transfer that holds SMs the member at the receiver."""
-    add_step = [
-        partial(
-            builder.add_blocks, stream=streams[device], pool=pools[device], host=device, units=block.units,
-            unit_ps=block.unit_ps, sm=1, demands=block.demands, op=block.op, mem_start=block.mem_start,
-            mem_end=block.mem_end,
+    kinds = [
+        blocks_kind(
+            stream=streams[device], pool=pools[device], host=device, units=block.units, unit_ps=block.unit_ps, sm=1,
+            demands=block.demands, op=block.op, mem_start=block.mem_start, mem_end=block.mem_end,
         )
         for block, device in zip(steps.blocks, steps.device_of_block.tolist(), strict=True)
     ]  # fmt: skip
-    add_transfer = _transfer_adders(builder, links, pools)
-    block_of, price_of = steps.block_of.tolist(), links.price_of.tolist()
+    # Two kinds for each transfer: at the sender, and at the receiver, which is there only if it holds SMs.
+    kind_of = np.concatenate((steps.block_of, len(kinds) + 2 * links.price_of))[order]
+    holds = np.array([False] * len(kinds) + [price.sm > 0 for price, _, _ in links.prices for _ in range(2)], np.bool_)
+    kinds += _transfer_kinds(builder, links, pools)
+    twice = holds[kind_of]
+    first = np.cumsum(1 + twice) - (1 + twice)
+    which = np.repeat(kind_of, 1 + twice)
+    which[first[twice] + 1] += 1
+    # A group bears its first member's number.
+    groups = np.where(holds[which], np.repeat(builder.num_tasks + first, 1 + twice), -1)
     tags = _tags(schedule, steps, links)
-    tasks = [0] * links.num_nodes
-    joins = tasks.copy()
-    task = -1
-    for node in order.tolist():
-        if node < steps.num:
-            tasks[node] = joins[node] = task = add_step[block_of[node]](tag=tags[node])
-            continue
-        send, receive = add_transfer[price_of[node - steps.num]]
-        if receive is None:
-            tasks[node] = joins[node] = task = send(tag=tags[node])
-        else:
-            # The step that produces it came before, so that the next task's number is known: a group bears its
-            # first member's.
-            group = task + 1
-            tasks[node] = send(tag=tags[node], group=group)
-            joins[node] = task = receive(tag=tags[node], group=group)
+    tasks, joins = np.empty(links.num_nodes, np.int64), np.empty(links.num_nodes, np.int64)
+    tasks[order] = builder.num_tasks + first
+    joins[order] = tasks[order] + twice
+    builder.add_copies(kinds, which, [tags[node] for node in np.repeat(order, 1 + twice).tolist()], groups)
     return tasks, joins
 
 
-_Add = Callable[..., int]
-
-
-def _transfer_adders(builder: ProgramBuilder, links: Links, pools: Sequence[int]) -> list[tuple[_Add, _Add | None]]:
-    """For each distinct transfer, what adds its task at the sender and, if it holds SMs, at the receiver."""
+def _transfer_kinds(builder: ProgramBuilder, links: Links, pools: Sequence[int]) -> list[TaskKind]:
+    """For each distinct transfer its task at the sender and that at the receiver."""
     streams: dict[tuple[int, int, str], int] = {}
 
     def stream(source: int, target: int, end: str) -> int:
@@ -207,22 +197,14 @@ def _transfer_adders(builder: ProgramBuilder, links: Links, pools: Sequence[int]
             streams[key] = builder.add_stream(name=f"{end} {source} to {target}")
         return streams[key]
 
-    adders: list[tuple[_Add, _Add | None]] = []
+    kinds: list[TaskKind] = []
     for price, source, target in links.prices:
-        flow = partial(
-            builder.add_flow, units=price.units, unit_ps=price.unit_ps, sm=price.sm, weight=price.weight, op="p2p"
-        )
-        send = partial(
-            flow, stream=stream(source, target, "send"), pool=pools[source], host=source, demands=price.demands
-        )
+        flow = partial(flow_kind, units=price.units, unit_ps=price.unit_ps, sm=price.sm, weight=price.weight, op="p2p")
+        send = flow(stream=stream(source, target, "send"), pool=pools[source], host=source, demands=price.demands)
         # The demands of the whole route are the sender's; the receiver's member lends its SMs.
-        receive = (
-            partial(flow, stream=stream(source, target, "receive"), pool=pools[target], host=target)
-            if price.sm
-            else None
-        )
-        adders.append((send, receive))
-    return adders
+        receive = flow(stream=stream(source, target, "receive"), pool=pools[target], host=target) if price.sm else send
+        kinds += [send, receive]
+    return kinds
 
 
 def _tags(schedule: PipelineSchedule, steps: Steps, links: Links) -> list[str]:
