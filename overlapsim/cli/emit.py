@@ -8,9 +8,11 @@ from typing import Any
 import click
 
 from overlapsim.cli.emit_files import emit_all, emitted_json, show_emitted, subject_of, versions_of, write_emitted
-from overlapsim.cli.output import print_json
+from overlapsim.cli.output import compile_note, print_json
+from overlapsim.emit.base import Emitted
 from overlapsim.emit.registry import EMITTERS, LINTERS, check_targets
 from overlapsim.errors import UsageError
+from overlapsim.hardware.loading import load_cluster
 from overlapsim.plan import read_plan
 
 
@@ -26,14 +28,30 @@ from overlapsim.plan import read_plan
 @click.option(
     "--as", "linter", type=click.Choice(list(LINTERS)), help="What the checked file is (default: recognised)."
 )
+@click.option("--hidden", type=int, help="Instead of PLAN: width of a layer to fill transformer_engine's file for.")
+@click.option("--model", help="Instead of --hidden: the model whose layer it is.")
+@click.option("--ffn", type=int, help="Inner width of the feed-forward block (default: 4 x hidden).")
+@click.option("--heads", type=int, help="Query heads (default: of 128).")
+@click.option("--kv-heads", type=int, help="Key and value heads (default: as query heads).")
+@click.option("--gated", is_flag=True, help="The feed-forward block has a gate (SwiGLU).")
+@click.option("--tp", type=int, default=8, show_default=True, help="Tensor-parallel degree.")
+@click.option("--micro-batch", type=click.IntRange(1), default=1, show_default=True, help="Sequences of a micro-batch.")
+@click.option("--seq", type=click.IntRange(1), help="Tokens of a sequence.")
+@click.option("--cluster", help="Profile name (see `profiles list`) or a YAML file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def command(**given: Any) -> None:
     """Write PLAN as settings of frameworks (--to), or check a config that is there (--check)."""
-    if (given["checked"] is None) == (given["plan"] is None):
-        raise UsageError("expected a plan file and --to, or --check with a config")
+    sized = given["hidden"] is not None or given["model"] is not None
     if given["checked"] is not None:
+        if given["plan"] is not None:
+            raise UsageError("a plan and --check are given; expected one of them")
         raise UsageError("checking is not there yet")
-    _emit(given)
+    if given["plan"] is not None:
+        _emit(given)
+    elif sized:
+        _fill(given)
+    else:
+        raise UsageError("expected a plan file and --to, --check with a config, or --hidden to fill a layer's file")
 
 
 def _emit(given: dict[str, Any]) -> None:
@@ -41,9 +59,40 @@ def _emit(given: dict[str, Any]) -> None:
     versions = versions_of(given["versions"], targets)
     plan = read_plan(given["plan"])
     subject = subject_of(plan, given["plan"].parent, given["rank"])
-    emitted = emit_all(subject, targets, versions)
+    _show(given, emit_all(subject, targets, versions), {"plan": subject.digest, "rank": subject.rank})
+
+
+def _fill(given: dict[str, Any]) -> None:
+    """Fill the userbuffer file of one layer from its sizes."""
+    from overlapsim.emit.fill import fill, one_layer
+    from overlapsim.emit.rules import settle
+    from overlapsim.emit.transformer_engine import FILE
+    from overlapsim.workload.presets import load_model
+
+    targets = check_targets([name for part in given["targets"].split(",") if (name := part.strip())])
+    if targets != ("transformer_engine",):
+        raise UsageError(
+            f"--to is {given['targets']!r} without a plan; sizes alone fill transformer_engine's file only"
+        )
+    for name in ("cluster", "seq"):
+        if given[name] is None:
+            raise UsageError(f"--{name} is missing; expected it to fill a layer's file")
+    if given["hidden"] is not None and given["model"] is not None:
+        raise UsageError("--hidden and --model are given; expected one of them")
+    version, findings = settle("transformer_engine", versions_of(given["versions"], targets).get(targets[0]))
+    if given["model"] is not None:
+        model = load_model(given["model"])[0]
+    else:
+        model = one_layer(given["hidden"], given["ffn"], given["heads"], given["kv_heads"], gated=given["gated"])
+    with compile_note():
+        filled = fill(model, load_cluster(given["cluster"]), given["tp"], given["micro_batch"], given["seq"], version)
+    emitted = Emitted({FILE: filled.text}, filled.unexpressed, (*findings, *filled.findings))
+    _show(given, {targets[0]: emitted}, {})
+
+
+def _show(given: dict[str, Any], emitted: dict[str, Emitted], named: dict[str, Any]) -> None:
     written = [] if given["output"] is None else write_emitted(emitted, given["output"])
     if given["as_json"]:
-        print_json({"plan": subject.digest, "rank": subject.rank, "targets": emitted_json(emitted)})
+        print_json({**named, "targets": emitted_json(emitted)})
         return
     show_emitted(emitted, written)

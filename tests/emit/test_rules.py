@@ -27,7 +27,7 @@ def test_versions_are_read_by_their_numbers(text: str, numbers: tuple[int, ...])
     assert Version.parse(text).numbers == numbers
 
 
-@pytest.mark.parametrize("text", ["", "main", "0.19.x.y", "1..2", "-1", "0.1.2.3.4"])
+@pytest.mark.parametrize("text", ["", "main", "1..2", "-1", "0.1.2.3.4"])
 def test_what_is_no_version_is_one_clear_error(text: str) -> None:
     with pytest.raises(UsageError, match="expected numbers such as"):
         Version.parse(text)
