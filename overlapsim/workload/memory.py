@@ -124,7 +124,9 @@ class MemoryModel:
         working = self._working(layout, stage, chunks)
         states, zero_buffers = self._states(layout, stage)
         allowance = self.context_bytes + self.fragmentation * (held + logits + working)
-        return Memory(*states, held, logits, working + zero_buffers, allowance, self._findings(allowance))
+        return Memory(
+            *states, held, logits, working + zero_buffers, allowance, (*self._allowed(allowance), *self._whole(layout))
+        )
 
     def together(self, parts: Iterable[Memory]) -> Memory:
         """Several copies of a model on one GPU: states and activations add up, what is at work is there once."""
@@ -132,6 +134,7 @@ class MemoryModel:
         if len(each) == 1:
             return each[0]
         allowance = self.context_bytes + sum(part.allowance - self.context_bytes for part in each)
+        whole = tuple(f for f in each[0].findings if f.code != "memory_allowance_assumed")
         return Memory(
             parameters=sum(part.parameters for part in each),
             gradients=sum(part.gradients for part in each),
@@ -140,7 +143,7 @@ class MemoryModel:
             logits=max(part.logits for part in each),
             buffers=max(part.buffers for part in each),
             allowance=allowance,
-            findings=self._findings(allowance),
+            findings=(*self._allowed(allowance), *whole),
         )
 
     def chunk_tensors(self, layout: Layout, stage: int) -> tuple[tuple[tuple[Activation, ...], ...], ...]:
@@ -199,16 +202,19 @@ class MemoryModel:
         sharded = local.dense / layout.dense_shards + local.expert / layout.expert_shards
         whole: float = local.total
         parameters = width.parameter_bytes * (sharded if layout.zero >= 3 else whole)
-        gradients = width.gradient_bytes * (sharded if layout.zero >= 2 else whole)
+        scattered = layout.zero >= 3 or (layout.zero == 2 and not self._accumulates(layout))
+        gradients = width.gradient_bytes * (sharded if scattered else whole)
         optimizer = width.optimizer_bytes * (sharded if layout.zero >= 1 else whole)
         # Layers at work are whole: gathered to compute, and their gradients until they are scattered. A rank's own
         # shard of them is counted once.
         unit = self._units(layout, stage)
         beyond = unit.dense * (1 - 1 / layout.dense_shards) + unit.expert * (1 - 1 / layout.expert_shards)
-        open_bytes = (width.parameter_bytes if layout.zero >= 3 else 0) + (
-            width.gradient_bytes if layout.zero >= 2 else 0
-        )
+        open_bytes = (width.parameter_bytes if layout.zero >= 3 else 0) + (width.gradient_bytes if scattered else 0)
         return (parameters, gradients, optimizer), open_bytes * beyond
+
+    def _accumulates(self, layout: Layout) -> bool:
+        """Whether gradients of several micro-batches are summed before they are scattered, and so are held whole."""
+        return self.job.global_batch is not None and self.job.num_micro_batches(layout) > 1
 
     def _units(self, layout: Layout, stage: int) -> LocalParameters:
         """Parameters of the largest layers that are whole at a time."""
@@ -218,14 +224,21 @@ class MemoryModel:
         largest = sorted((kinds[id(layer)] for layer in held), key=lambda local: local.total)[-UNITS_GATHERED:]
         return sum(largest, start=LocalParameters())
 
-    def _findings(self, allowance: float) -> tuple[Finding, ...]:
+    def _allowed(self, allowance: float) -> tuple[Finding, ...]:
         if not allowance:
             return ()
-        return (
-            Finding(
-                "memory_allowance_assumed",
-                f"{format_bytes(allowance)} for the context ({format_bytes(self.context_bytes)}) and the allocator "
-                f"({self.fragmentation:.0%} of what is not state) are assumed, not measured; compare with the peak "
-                "that a run reserves",
-            ),
+        message = (
+            f"{format_bytes(allowance)} for the context ({format_bytes(self.context_bytes)}) and the allocator "
+            f"({self.fragmentation:.0%} of what is not state) are assumed, not measured; compare with the peak that a "
+            "run reserves"
         )
+        return (Finding("memory_allowance_assumed", message),)
+
+    def _whole(self, layout: Layout) -> tuple[Finding, ...]:
+        if layout.zero != 2 or layout.dense_replicas < 2 or not self._accumulates(layout):
+            return ()
+        message = (
+            "gradients are scattered once a step, so ZeRO 2 holds whole ones while micro-batches add up; frameworks that "
+            "scatter those of every micro-batch hold less and move more"
+        )
+        return (Finding("gradients_held_whole", message),)

@@ -212,3 +212,12 @@ def test_recompute_never_keeps_more(name: str, stage: int) -> None:
         for text in ("full", "core_attn+layernorm+mlp+moe", "core_attn+layernorm", "selective", "none")
     ]
     assert kept == sorted(kept)
+
+
+def test_zero_2_holds_whole_gradients_while_micro_batches_add_up() -> None:
+    layout = Layout(dp=8, zero=2)
+    one, several = (MemoryModel(SMALL, Job(1024, 1, batch)).stage(layout, 0, (1,)) for batch in (8, 16))
+    first = MemoryModel(SMALL, Job(1024, 1, 16)).stage(replace(layout, zero=1), 0, (1,))
+    assert one.gradients < several.gradients == first.gradients
+    assert "gradients_held_whole" in {finding.code for finding in several.findings}
+    assert "gradients_held_whole" not in {finding.code for finding in one.findings}
