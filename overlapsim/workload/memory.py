@@ -238,7 +238,7 @@ class MemoryModel:
         if layout.zero != 2 or layout.dense_replicas < 2 or not self._accumulates(layout):
             return ()
         message = (
-            "gradients are scattered once a step, so ZeRO 2 holds whole ones while micro-batches add up; frameworks that "
-            "scatter those of every micro-batch hold less and move more"
+            "gradients are scattered once a step, so ZeRO 2 holds whole ones while micro-batches add up; frameworks "
+            "that scatter those of every micro-batch hold less and move more"
         )
         return (Finding("gradients_held_whole", message),)
