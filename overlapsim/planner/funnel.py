@@ -203,7 +203,7 @@ class Funnel:
             if not self._fit(row, inputs):
                 self.counts["does not fit into memory"] += 1
                 return
-            seconds = step_seconds(inputs, self.bounds.prices(row))
+            seconds = step_seconds(inputs, self.bounds.prices(row), self._paths.schedule(inputs))
         except (LayoutError, StrategyError):
             self.counts["schedule or strategies refuse"] += 1
             return

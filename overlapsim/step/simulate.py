@@ -154,9 +154,14 @@ def step_prices(inputs: StepInputs, models: dict[object, object] | None = None) 
     )
 
 
-def step_seconds(inputs: StepInputs, prices: PriceBook) -> float:
-    """Time of a step at given prices: a what-if, without ranges and breakdown."""
-    return _run(inputs, prices, step_schedule(inputs))[1].duration_s
+def step_seconds(inputs: StepInputs, prices: PriceBook, schedule: PipelineSchedule | None = None) -> float:
+    """Time of a step at given prices: a what-if, without ranges and breakdown.
+
+    Parameters
+    ----------
+    schedule : the step's, where it is at hand
+    """
+    return _run(inputs, prices, schedule or step_schedule(inputs))[1].duration_s
 
 
 def step_memory(inputs: StepInputs, schedule: PipelineSchedule) -> tuple[Memory, ...]:
