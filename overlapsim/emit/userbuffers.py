@@ -83,14 +83,20 @@ def userbuffers(operators: Sequence[OperatorSettings], tp: int, version: Version
         if name in chosen and (keys := _keys(name, chosen[name], tp, version, left)):
             gemms[name] = keys
     scattering = _columns(chosen, tp, version, left, gemms)
+    strategies = dict.fromkeys(op.strategy for name, op in chosen.items() if name not in gemms and not _method(op))
+    for strategy in strategies:
+        names = [name for name, op in chosen.items() if op.strategy == strategy and name not in gemms]
+        left.append(
+            f"{strategy} of {', '.join(names)}: Transformer Engine has none and overlaps in its own way; "
+            "`emit --model` fills its file with what it has"
+        )
     for kind in (GATHERS, SCATTERS):
-        if any(name in chosen for name in kind):
-            left += [
-                f"{name}: Transformer Engine's default overlaps it, by its own choice of SMs: GEMMs of a kind are "
-                f"switched together, and the plan overlaps {'it otherwise' if name in chosen else 'others only'}"
-                for name in kind
-                if name not in gemms
-            ]
+        alone = [name for name in kind if name not in chosen]
+        if alone and len(alone) < len(kind):
+            left.append(
+                f"{', '.join(alone)} not overlapped: GEMMs of a kind are switched together, so that Transformer "
+                "Engine's default overlaps them"
+            )
     ordered = {name: gemms[name] for name in GEMMS.values() if name in gemms}
     return Userbuffers(
         ordered,
@@ -117,6 +123,7 @@ def _columns(
         name for name, op in dgrads.items() if op is not None and _method(op) in ("ring_exchange", "pipeline")
     ]
     scattering = len(with_dgrad) == len(COLUMNS)
+    gathered: list[str] = []
     if with_dgrad and not scattering:
         left.append(
             f"{with_dgrad[0]} alone scatters with its own GEMM in the plan; the switch for it is one for "
@@ -126,15 +133,15 @@ def _columns(
         dgrad, wgrad = chosen.get(f"{layer}_dgrad"), chosen.get(f"{layer}_wgrad")
         if dgrad is not None and (scattering or _method(dgrad) not in ("ring_exchange", "pipeline")):
             _add(f"{layer}_dgrad", dgrad, tp, version, left, gemms)
-        if wgrad is None:
-            continue
-        if _method(wgrad) == "bulk" and not scattering:
+        if wgrad is not None and _method(wgrad) == "bulk" and not scattering:
             _add(f"{layer}_wgrad", wgrad, tp, version, left, gemms)
-        else:
-            left.append(
-                f"{layer}_wgrad: the gather of its input runs beside dgrad or before it, not by "
-                f"{wgrad.strategy} with its own GEMM"
-            )
+        elif wgrad is not None and _method(wgrad):
+            gathered.append(f"{layer}_wgrad")
+    if gathered:
+        left.append(
+            f"the gather of the input of {' and '.join(gathered)}: it runs beside dgrad or before it, not in pieces "
+            "with the GEMM itself"
+        )
     return scattering
 
 
@@ -157,8 +164,7 @@ def _method(op: OperatorSettings) -> str:
 def _keys(name: str, op: OperatorSettings, tp: int, version: Version, left: list[str]) -> Mapping[str, Any]:
     """All keys of one GEMM; empty (and a sentence) where there is no method for its strategy."""
     method, settings = _method(op), op.settings
-    if not method or (method == "pipeline" and settings["collective"] != "reduce_scatter"):
-        left.append(f"{name}: Transformer Engine has no {op.strategy} for a {settings.get('collective', 'collective')}")
+    if not method:
         return {}
     if method == "ring_exchange":
         return _ring(name, settings, tp, left)
