@@ -15,10 +15,18 @@ EMITTERS: Final[Mapping[str, str]] = {
     "megatron": "overlapsim.emit.megatron",
     "transformer_engine": "overlapsim.emit.transformer_engine",
     "megatron_bridge": "overlapsim.emit.megatron_bridge",
+    "torchtitan": "overlapsim.emit.torchtitan",
+    "pytorch": "overlapsim.emit.pytorch",
+    "deepspeed": "overlapsim.emit.deepspeed",
+    "nccl": "overlapsim.emit.nccl",
+    "vllm": "overlapsim.emit.vllm",
+    "sglang": "overlapsim.emit.sglang",
     "wave_group": "overlapsim.emit.wave_group",
 }
 """Module that holds `EMITTER`, by name."""
 LINTERS: Final[Mapping[str, str]] = {
+    "torchtitan": "overlapsim.emit.lint_torchtitan",
+    "deepspeed": "overlapsim.emit.lint_deepspeed",
     "megatron": "overlapsim.emit.lint_megatron",
 }
 """Module that holds `LINTER`, by name, in the order in which they are asked whose file it is."""

@@ -79,7 +79,7 @@ FRAMEWORKS: Final[Mapping[str, Known]] = {
     "megatron_bridge": Known("Megatron Bridge", "0.3.1", "0.6.2"),
     "torchtitan": Known("torchtitan", "0.2.2", "0.3.0"),
     "pytorch": Known("PyTorch", "2.6", "2.13"),
-    "deepspeed": Known("DeepSpeed", "0.19.5", "0.19.8"),
+    "deepspeed": Known("DeepSpeed", "0.19.8", "0.19.8"),
     "nccl": Known("NCCL", "2.28.3", "2.30.7"),
     "vllm": Known("vLLM", "0.33.0", "0.33.0"),
     "sglang": Known("SGLang", "0.5.23", "0.5.23"),
