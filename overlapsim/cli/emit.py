@@ -29,7 +29,7 @@ from overlapsim.plan import read_plan
     "--as", "linter", type=click.Choice(list(LINTERS)), help="What the checked file is (default: recognised)."
 )
 @click.option("--hidden", type=int, help="Instead of PLAN: width of a layer to fill transformer_engine's file for.")
-@click.option("--model", help="Instead of --hidden: the model whose layer it is.")
+@click.option("--model", help="Instead of --hidden: the model whose layer it is; with --check: of the config.")
 @click.option("--ffn", type=int, help="Inner width of the feed-forward block (default: 4 x hidden).")
 @click.option("--heads", type=int, help="Query heads (default: of 128).")
 @click.option("--kv-heads", type=int, help="Key and value heads (default: as query heads).")
@@ -38,14 +38,18 @@ from overlapsim.plan import read_plan
 @click.option("--micro-batch", type=click.IntRange(1), default=1, show_default=True, help="Sequences of a micro-batch.")
 @click.option("--seq", type=click.IntRange(1), help="Tokens of a sequence.")
 @click.option("--cluster", help="Profile name (see `profiles list`) or a YAML file.")
+@click.option("--world-size", type=click.IntRange(1), help="Of a checked config, where the file does not say it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def command(**given: Any) -> None:
     """Write PLAN as settings of frameworks (--to), or check a config that is there (--check)."""
+    from overlapsim.cli.emit_check import check
+
     sized = given["hidden"] is not None or given["model"] is not None
     if given["checked"] is not None:
         if given["plan"] is not None:
             raise UsageError("a plan and --check are given; expected one of them")
-        raise UsageError("checking is not there yet")
+        check(given)
+        return
     if given["plan"] is not None:
         _emit(given)
     elif sized:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from overlapsim.emit.lint_base import Checked, Facts, Lint, Linter
@@ -19,9 +20,10 @@ from overlapsim.emit.lint_megatron_rules import (
     recompute_rule,
     tensor_rule,
 )
+from overlapsim.emit.megatron_model_read import read_model
 from overlapsim.emit.megatron_read import read_megatron, read_script
 from overlapsim.emit.rules import Version
-from overlapsim.errors import LayoutError, UsageError
+from overlapsim.errors import LayoutError, UsageError, WorkloadError
 
 RULES: Final[tuple[Callable[[Config], Iterator[Lint]], ...]] = (
     flags_rule,
@@ -57,8 +59,8 @@ class MegatronLinter(Linter):
         lints = [lint for rule in RULES for lint in rule(config)]
         reading = None
         try:
-            reading = read_megatron(script, facts.world_size)
-        except LayoutError as error:
+            reading = replace(read_megatron(script, facts.world_size), model=read_model(script))
+        except (LayoutError, WorkloadError) as error:
             if not any(lint.kind == "conflict" for lint in lints):
                 lints.append(Lint("conflict", None, str(error), "take degrees that make a layout"))
         return Checked(tuple(lints), reading)
