@@ -11,11 +11,14 @@ from typing import Any, get_args
 import click
 
 from overlapsim import __version__
+from overlapsim.cli.emit_files import emit_all, emitted_json, show_emitted, write_emitted
 from overlapsim.cli.options import size_bytes
 from overlapsim.cli.output import compile_note, print_json
 from overlapsim.cli.plan_files import output_folder, write_answer
 from overlapsim.cli.plan_view import answer_json, infeasible_json, plan_table
 from overlapsim.cost.launch import STACKS
+from overlapsim.emit.base import Subject
+from overlapsim.emit.registry import check_targets
 from overlapsim.errors import PlanError, UsageError
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.plan import Objective, StepPlanInputs
@@ -62,9 +65,11 @@ def words(text: str) -> tuple[str, ...]:
 @click.option("--exhaustive", is_flag=True, help="Run the engine on everything that fits.")
 @click.option("--top", type=click.IntRange(1, 50), default=TOP, show_default=True, help="Plans to show.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for plan file, tables, trace and plots.")
+@click.option("--emit", "targets", type=words, default="", metavar="NAME,..", help="Also as configs: see `emit --to`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def command(**given: Any) -> None:
     """Plan a training step of MODEL (a name, a model file, a config.json or its folder) on a cluster."""
+    targets = check_targets(given["targets"]) if given["targets"] else ()
     folder = None if given["output"] is None else output_folder(given["output"])
     spec, assumed = load_model(given["model"])
     if given["nodes"] < 1:
@@ -121,12 +126,17 @@ def command(**given: Any) -> None:
     plan = to_step_plan(answer, inputs, {"overlapsim": __version__})
     content = answer_json(plan, answer)
     written = [] if folder is None else write_answer(plan, content, answer, folder)
+    emitted = emit_all(Subject(plan, 1, spec, cluster), targets, {})
+    configs = [] if folder is None else write_emitted(emitted, folder)
+    if emitted:
+        content["emitted"] = emitted_json(emitted)
     if given["as_json"]:
         print_json(content)
         return
     plan_table(plan, answer)
     for what, path in written:
         click.echo(f"{what} written to {path}")
+    show_emitted(emitted, configs)
 
 
 def rules_of(constraints: Sequence[str], fixed: Sequence[str]) -> tuple[Constraint, ...]:
