@@ -26,6 +26,8 @@ from overlapsim.workload.build import Which
 NO_STRATEGY: Final = Composition()
 PLAN: Final = ("tp", "sp", "cp", "ep", "etp", "pp", "dp")
 """Columns by which plans are told apart: other settings of one layout are its twins."""
+_MEMORY: Final = (*PLAN, "sequence_parallel", "micro_batch", "vpp", "schedule", "recompute")
+_ALL: Final = (*_MEMORY, "zero", "dp_overlap")
 _WHOLE: Final[tuple[Which, ...]] = ("backward",)
 _HALVES: Final[tuple[Which, ...]] = ("input_grad", "weight_grad")
 _PASSES: Final[tuple[Which, ...]] = ("forward", *_WHOLE, *_HALVES)
@@ -280,7 +282,3 @@ class Funnel:
             memory = step_memory(inputs, self._paths.schedule(inputs))
             self._fits[key] = max(entry.total_bytes for entry in memory) <= self.limit_bytes
         return self._fits[key]
-
-
-_MEMORY: Final = ("tp", "sp", "cp", "ep", "etp", "pp", "dp", "sequence_parallel", "micro_batch", "vpp", "schedule", "recompute")
-_ALL: Final = (*_MEMORY, "zero", "dp_overlap")

@@ -14,17 +14,16 @@ from overlapsim.cost.prices import PriceBook
 from overlapsim.planner.bounds import lower_bound_s
 from overlapsim.planner.data_parallel import DataParallel
 from overlapsim.planner.layer_times import LayerTimes, Times
-from overlapsim.planner.pipeline_path import Path
+from overlapsim.planner.pipeline_path import Path, transfer_s
 from overlapsim.planner.screen import PAIRED, ROUNDING, Float, Parts, is_schedule, step_bounds
 from overlapsim.planner.space import RECOMPUTES, Space
 from overlapsim.planner.stage_counts import StageCounts
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.simulate import step_prices
-from overlapsim.step.traffic import boundary_bytes
 from overlapsim.workload.build import GraphBuilder, Which
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.layout_rules import Job
-from overlapsim.workload.operators import CollectiveOp, GemmOp, GroupedGemmOp, KernelOp, Operator, OperatorGraph
+from overlapsim.workload.operators import GemmOp, GroupedGemmOp, KernelOp, Operator, OperatorGraph
 from overlapsim.workload.stages import spread_layers
 
 SLACK: Final = 0.999
@@ -161,7 +160,9 @@ class LayoutBounds:
     def _around(self, rows: Rows, parts: Parts, prices: PriceBook, builder: GraphBuilder) -> Parts:
         """The same with transfers, and what stands behind the pipeline."""
         transfer = np.array(self._transfer(int(rows[0]), prices) if builder.layout.pp > 1 else 0.0)
-        return replace(parts, transfer=transfer, after=self._replicas.after(self.space, rows, prices, builder))
+        after = self._replicas.after(self.space, rows, prices, builder)
+        reduced = self._replicas.reduced(self.space, rows, prices, builder)
+        return replace(parts, transfer=transfer, after=after, reduced=reduced)
 
     def _builder(self, layout: Layout, micro_batch: int) -> GraphBuilder:
         return GraphBuilder(self.space.model, layout, self.inputs.recipe, micro_batch, self.space.sequence)
@@ -174,7 +175,8 @@ class LayoutBounds:
     def _bounds(self, rows: Rows, parts: Parts) -> Float:
         c = self.space.columns
         micro_batches = self.space.global_batch / (c["dp"][rows].astype(float) * c["micro_batch"][rows])
-        return step_bounds(parts, self._counts, self._pipeline[rows], c["schedule"][rows], c["pp"][rows], micro_batches)
+        schedule, pp, vpp = (c[name][rows] for name in ("schedule", "pp", "vpp"))
+        return step_bounds(parts, self._counts, self._pipeline[rows], schedule, pp, vpp, micro_batches)
 
     def _parts(
         self, rows: Rows, kinds: Sequence[dict[str, Times]], ends: dict[str, Times], *, strategies: bool
@@ -207,6 +209,7 @@ class LayoutBounds:
             head_backward=np.array(ends["head backward"].chain * heads),
             transfer=np.array(0.0),
             after=np.array(0.0),
+            reduced=np.array(0.0),
         )
 
     def _sharded(self, rows: Rows, parts: Parts, builder: GraphBuilder, prices: PriceBook) -> Parts:
@@ -231,18 +234,9 @@ class LayoutBounds:
     def _transfer(self, row: int, prices: PriceBook) -> float:
         """Seconds of a transfer between two stages, the least of those that there are."""
         layout = self.space.layout(row)
-        sent, gathered = boundary_bytes(self._asked(layout, row))
-        dtype, stride, node = self.space.model.dtype, layout.world_size // layout.pp, prices.cluster.node.num_devices
-        groups = [("pair", 2)] if stride < node else []
-        groups += [("pp", layout.pp)] if stride * (layout.pp - 1) >= node else []
-        ways = [
-            CollectiveOp("send_recv", max(1.0, sent), ranks, dtype, "embed", group=group) for group, ranks in groups
-        ]
-        seconds = min(prices.flow(op)[0] for op in ways)
-        if gathered:
-            slices = CollectiveOp("all_gather", gathered, layout.tp, dtype, "embed", group="tp")
-            seconds += prices.flow(slices)[0]
-        return seconds
+        stride, node = layout.world_size // layout.pp, prices.cluster.node.num_devices
+        ways = [True] * (stride < node) + [False] * (stride * (layout.pp - 1) >= node)
+        return min(transfer_s(self._asked(layout, row), prices, inside=inside) for inside in ways)
 
 
 def _scaled(parts: Parts, scale: Float) -> Parts:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
 from overlapsim.cost.prices import PriceBook
 from overlapsim.planner.kernel_path import ends_of
-from overlapsim.schedule.builder import ProgramBuilder
 from overlapsim.schedule.kernel_order import topological_order
 from overlapsim.schedule.pipeline import PipelineSchedule
 from overlapsim.schedule.pipeline_kinds import SCHEDULES, make_schedule
@@ -18,12 +17,15 @@ from overlapsim.schedule.pipeline_steps import price_steps
 from overlapsim.schedule.pipeline_work import Block, StageWork, Transfer
 from overlapsim.schedule.program import Int
 from overlapsim.step.inputs import StepInputs
-from overlapsim.step.line import Line
 from overlapsim.step.pieces import StagePieces
-from overlapsim.step.replicas import HEALTHY, Replica
+from overlapsim.step.traffic import boundary_bytes
+from overlapsim.workload.build import Which
+from overlapsim.workload.operators import CollectiveOp
+from overlapsim.workload.rank_map import RankMap
 
+Pass = Which | Literal["pair"]
 _ONE: Final = Block(1, 1)
-_NAMES: Final = ("forward", "backward", "input_grad", "weight_grad")
+_NAMES: Final[tuple[Which, ...]] = ("forward", "backward", "input_grad", "weight_grad")
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +38,7 @@ class Skeleton:
     order, ptr, before : of `kernel_path.ends_of`; nodes are steps, then transfers
     price_of : int64 array of shape (nodes,): number of each node's price among `blocks`, then `transfers`
     blocks : device, stage of the forward (-1: none) and of the backward, and name of the pass, of each price
-    transfers : source and target device, and stages at both ends
+    transfers : source and target device of each price
     gradients : nodes that make the last gradients of the stages of the first device
     """
 
@@ -45,8 +47,8 @@ class Skeleton:
     ptr: Int
     before: Int
     price_of: Int
-    blocks: tuple[tuple[int, int, int, str], ...]
-    transfers: tuple[tuple[int, int, int, int], ...]
+    blocks: tuple[tuple[int, int, int, Pass], ...]
+    transfers: tuple[tuple[int, int], ...]
     gradients: Int
 
     @classmethod
@@ -79,7 +81,7 @@ class _Asked:
     """Notes which transfers a schedule asks for."""
 
     def __init__(self) -> None:
-        self.transfers: list[tuple[int, int, int, int]] = []
+        self.transfers: list[tuple[int, int]] = []
 
     def stage(self, device: int, stage: int) -> StageWork:
         """Every pass."""
@@ -91,11 +93,11 @@ class _Asked:
 
     def transfer(self, source: int, target: int, from_stage: int, to_stage: int) -> Transfer:
         """One chunk; noted."""
-        self.transfers.append((source, target, from_stage, to_stage))
+        self.transfers.append((source, target))
         return Transfer(1)
 
 
-def _what(schedule: PipelineSchedule, first: int, last: int) -> tuple[int, int, int, str]:
+def _what(schedule: PipelineSchedule, first: int, last: int) -> tuple[int, int, int, Pass]:
     device = int(schedule.device[first])
     if first != last:
         return device, int(schedule.stage[first]), int(schedule.stage[last]), "pair"
@@ -143,22 +145,17 @@ class PipelinePaths:
             If the strategies do not go together, or with the step.
         """
         skeleton = self._skeleton(inputs)
-        schedule = skeleton.schedule
-        pieces = StagePieces(inputs, prices, schedule)
-        replica = Replica((HEALTHY,) * schedule.num_devices)
-        nothing = (None,) * schedule.num_devices
-        line = Line(inputs, schedule, replica, 0, ProgramBuilder(), {HEALTHY: pieces}, {}, nothing)
-        lengths = []
-        for device, forward, backward, name in skeleton.blocks:
-            if name == "pair":
-                block = line.pair(device, forward, backward)
-            else:
-                block = getattr(line.stage(device, forward), name)
-            lengths.append(block.units * block.unit_ps)
-        for source, target, from_stage, to_stage in skeleton.transfers:
-            transfer = line.transfer(source, target, from_stage, to_stage)
-            lengths.append(0 if transfer is None else transfer.units * transfer.unit_ps)
-        duration = np.array(lengths, dtype=np.int64)[skeleton.price_of]
+        pieces = StagePieces(inputs, prices, skeleton.schedule)
+        seconds = [
+            (pieces.pair(forward, backward) if which == "pair" else pieces.stage(forward, which)).duration_s
+            for _, forward, backward, which in skeleton.blocks
+        ]
+        ranks = RankMap(inputs.layout, inputs.rank_order).group("pp")
+        node = inputs.cluster.node.num_devices
+        ways = [ranks[source] // node == ranks[target] // node for source, target in skeleton.transfers]
+        times = {inside: transfer_s(inputs, prices, inside=inside) for inside in set(ways)}
+        seconds += [times[inside] for inside in ways]
+        duration = np.floor(np.array(seconds) * 1e12).astype(np.int64)[skeleton.price_of]
         end = ends_of(skeleton.order, skeleton.ptr, skeleton.before, duration)
         last = skeleton.gradients
         return Path(float(end.max()) / 1e12, float((end - duration)[last].min()) / 1e12)
@@ -173,3 +170,14 @@ class PipelinePaths:
             )
             self._skeletons[key] = Skeleton.of(schedule, inputs.p2p_mode)
         return self._skeletons[key]
+
+
+def transfer_s(inputs: StepInputs, prices: PriceBook, *, inside: bool) -> float:
+    """Seconds of a transfer between two stages, with the gather of slices on arrival, inside a node or between two."""
+    sent, gathered = boundary_bytes(inputs)
+    layout, dtype = inputs.layout, inputs.model.dtype
+    ranks, group = (2, "pair") if inside else (layout.pp, "pp")
+    seconds = prices.flow(CollectiveOp("send_recv", max(1.0, sent), ranks, dtype, "embed", group=group))[0]
+    if gathered:
+        seconds += prices.flow(CollectiveOp("all_gather", gathered, layout.tp, dtype, "embed", group="tp"))[0]
+    return seconds

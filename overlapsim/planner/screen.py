@@ -33,6 +33,7 @@ class Parts:
     embed_forward, embed_backward, head_forward, head_backward : on the first stage, and on the last
     transfer : between two stages
     after : what of data parallelism and the optimizer nothing hides
+    reduced : from the first gradient that the first device reduces, with all that it reduces, to the end
     """
 
     forward: tuple[Float, ...]
@@ -45,6 +46,7 @@ class Parts:
     head_backward: Float
     transfer: Float
     after: Float
+    reduced: Float
 
 
 def is_schedule(schedule: Int, names: tuple[str, ...]) -> npt.NDArray[np.bool_]:
@@ -56,7 +58,13 @@ def is_schedule(schedule: Int, names: tuple[str, ...]) -> npt.NDArray[np.bool_]:
 
 
 def step_bounds(
-    parts: Parts, counts: StageCounts, pipeline: npt.NDArray[np.intp], schedule: Int, pp: Int, micro_batches: Float
+    parts: Parts,
+    counts: StageCounts,
+    pipeline: npt.NDArray[np.intp],
+    schedule: Int,
+    pp: Int,
+    vpp: Int,
+    micro_batches: Float,
 ) -> Float:
     """Seconds below which no candidate's simulated step can be.
 
@@ -65,12 +73,13 @@ def step_bounds(
     behind the last gradient it must go back through them. Taken for the
     first, the middle and the last device, the largest counts. What starts at
     both ends of a pipeline is only bound by the mean of all devices.
+    The first device's reductions take their time from its last backwards on.
 
     Parameters
     ----------
     parts : seconds
     counts, pipeline : layers of stages, and which entry of them each candidate has
-    schedule, pp, micro_batches : of each candidate
+    schedule, pp, vpp, micro_batches : of each candidate
 
     Returns
     -------
@@ -78,13 +87,10 @@ def step_bounds(
     """
     split, two_way = is_schedule(schedule, SPLIT), is_schedule(schedule, TWO_WAY)
     blocking = is_schedule(schedule, BLOCKING) & (pp > 1)
-    best = _mean_load(parts, counts, pipeline, split, pp, micro_batches)
-    for device, name in enumerate(DEVICES):
-        own, before, place = (
-            counts.own[pipeline, device],
-            counts.before[pipeline, device],
-            counts.place[pipeline, device],
-        )
+    best = _mean_load(parts, counts, pipeline, split, pp, micro_batches) + parts.after
+    for device in range(len(DEVICES)):
+        own, before = counts.own[pipeline, device], counts.before[pipeline, device]
+        place = counts.place[pipeline, device]
         forward = _sum(own, parts.forward)
         grads = np.where(split, _sum(own, parts.input_grad), _sum(own, parts.backward))
         delayed = np.where(split, _sum(own, parts.weight_grad), 0.0)
@@ -101,9 +107,23 @@ def step_bounds(
         # Weight gradients that are put off, those of the ends too, fill the time in which the last gradient goes back.
         delayed = delayed + first * parts.embed_backward + last * parts.head_backward
         drain = np.where(split, np.maximum(0.0, drain - micro_batches * delayed), drain)
-        best = np.maximum(best, np.where(two_way, 0.0, fill + load + drain))
-    bounds: Float = (best + parts.after) * ROUNDING
+        best = np.maximum(best, np.where(two_way, 0.0, fill + load + drain + parts.after))
+        if device == 0:
+            late = split | two_way | is_schedule(schedule, PAIRED)
+            last_backwards = _last_backwards(grads, parts.embed_backward, counts.alike[pipeline], pp, vpp)
+            best = np.maximum(best, np.where(late, 0.0, load - last_backwards + parts.reduced))
+    bounds: Float = best * ROUNDING
     return bounds
+
+
+def _last_backwards(grads: Float, embed: Float, alike: npt.NDArray[np.bool_], pp: Int, vpp: Int) -> Float:
+    """Most time that the first device spends from its first backward that makes a last gradient on.
+
+    Interleaved, that is the last micro-batch in the last chunk, and then a
+    group of as many as there are stages in every other chunk.
+    """
+    even = ((vpp - 1) * pp + 1) / vpp * (grads - embed) + pp * embed
+    return np.where(vpp == 1, grads, np.where(alike, even, pp * grads))
 
 
 def _mean_load(

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-import numpy as np
-
 from overlapsim.errors import PlanError
 from overlapsim.hardware.profile import Cluster
 from overlapsim.planner.funnel import PLAN, Funnel, Ran
@@ -19,8 +17,6 @@ from overlapsim.planner.space import OVERLAPS, RECOMPUTES, SCHEDULE_NAMES, Axes,
 from overlapsim.step.inputs import DP_OVERLAPS, StepInputs
 from overlapsim.step.simulate import StepResult, simulate_step
 from overlapsim.strategy.compose import Composition
-from overlapsim.workload.layout import Layout
-from overlapsim.workload.layout_rules import Job
 from overlapsim.workload.model import ModelSpec
 from overlapsim.workload.recipe import Recipe
 from overlapsim.workload.recompute import Recompute
@@ -166,9 +162,7 @@ def search(request: PlanRequest, progress: Callable[[str], None] | None = None) 
     plain = min((ran for ran in funnel.ran if not ran.composition.pairs), key=lambda ran: ran.seconds, default=None)
     same = next((found for found in best if plain is not None and _same(found, plain)), None)
     serial = same or (None if plain is None else _found(request, space, plain, models))
-    return SearchResult(
-        space, tuple(best), serial, pruned, total, len(funnel.ran), time.perf_counter() - began
-    )
+    return SearchResult(space, tuple(best), serial, pruned, total, len(funnel.ran), time.perf_counter() - began)
 
 
 def step_inputs(request: PlanRequest, space: Space, row: int, composition: Composition | None = None) -> StepInputs:

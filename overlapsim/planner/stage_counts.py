@@ -26,12 +26,14 @@ class StageCounts:
     before : of the same shape: layers of the stages that a micro-batch passes before it comes to the device
     place : array of shape (pipelines, devices): number of the device
     whole : array of shape (pipelines, kinds): layers of the model
+    alike : bool array of shape (pipelines,): whether all chunks hold the same
     """
 
     own: Float
     before: Float
     place: Float
     whole: Float
+    alike: npt.NDArray[np.bool_]
 
     @classmethod
     def of(cls, model: ModelSpec, pipelines: Sequence[tuple[int, int]]) -> StageCounts:
@@ -63,4 +65,5 @@ class StageCounts:
                 before[number, at] = stages[:device].sum(axis=0)
             # Layers of multi-token prediction stand behind the last one.
             own[number, place[number] == pp - 1] += model.num_mtp_layers * held[-1]
-        return cls(own, before, place, np.tile(whole, (len(pipelines), 1)))
+        alike = np.array([len(kinds) == 1 and len(held) % (pp * vpp) == 0 for pp, vpp in pipelines], np.bool_)
+        return cls(own, before, place, np.tile(whole, (len(pipelines), 1)), alike)
