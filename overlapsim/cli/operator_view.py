@@ -8,12 +8,21 @@ import msgspec
 from rich.table import Table
 
 from overlapsim.cli.output import console
-from overlapsim.planner.operator import OperatorResult, StrategyResult
+from overlapsim.planner.operator import TIE_MARGIN, OperatorResult, StrategyResult
 from overlapsim.units import format_time
 
 _WORDS: Final = {("sms", "steal"): "SMs taken as CTAs retire", ("sms", "reserve"): "SMs reserved"}
 
 
+_CAUSES: Final = {
+    "under_one_wave": "all tiles of the GEMM run at once, so that nothing is ready early",
+    "few_tiles": "pieces of this GEMM have too few tiles to fill the GPU",
+    "small_message": "pieces are so small that latency and launches cost more than is hidden",
+    "kernel_slower": "the kernel that overlapping needs is slower than the library's by more than is hidden",
+    "little_to_hide": "communication is so short beside the GEMM that hiding it gains little",
+    "link_bound": "communication takes so much longer than the GEMM that there is little to hide it under",
+    "contention": "SMs, memory and links that communication takes slow the GEMM by more than is hidden",
+}
 _PLACES: Final = {"after": "{0}, {1}", "before": "{1}, then {0}", "independent": "{0} beside an independent {1}"}
 
 
@@ -75,16 +84,49 @@ def result_table(result: OperatorResult) -> None:
             _parameters(entry),
         )
     view.print(table)
-    for name, reasons in refused:
-        view.print(f"{name} does not apply: {reasons}", highlight=False, markup=False)
     view.print(
         f"verdict: [bold]{result.verdict}[/bold]"
-        + (f", cause {result.cause}" if result.cause != "none" else "")
-        + f"; ceiling {result.ceiling:.2f}x, lower bound {format_time(result.lower_bound_s)}",
+        + (f", cause {result.cause}: {_CAUSES[result.cause]}" if result.cause != "none" else ""),
         highlight=False,
     )
+    view.print(f"{_advice(result)}; at best {result.ceiling:.2f}x (ceiling), no less than ", end="", highlight=False)
+    view.print(f"{format_time(result.lower_bound_s)} (lower bound)", highlight=False)
+    for name, reasons in refused:
+        view.print(f"{name} does not apply: {reasons}", highlight=False, markup=False)
+    others = {f for r in result.results if r is not result.best for f in r.findings} - set(result.best.findings)
     for finding in result.findings:
-        view.print(f"finding {finding.code}: {finding.message}", highlight=False, markup=False)
+        if finding not in others:
+            view.print(f"finding {finding.code}: {finding.message}", highlight=False, markup=False)
+    # What is believed of strategies that were not chosen is a list of names here and whole in JSON.
+    names: dict[str, list[str]] = {}
+    for finding in result.findings:
+        if finding in others:
+            of = next(r.strategy.name for r in result.results if finding in r.findings)
+            names.setdefault(finding.code, []).append(of)
+    if names:
+        told = "; ".join(f"{code} ({', '.join(dict.fromkeys(of))})" for code, of in names.items())
+        view.print(f"findings of others, in full with --json: {told}", highlight=False, markup=False)
+
+
+def _advice(result: OperatorResult) -> str:
+    """What to run, in words."""
+    best = result.best
+    if best is result.serial:
+        return f"run {best.strategy.name}" + (": no other is surely faster" if result.verdict == "tie" else "")
+    if abs(best.speedup - 1) < TIE_MARGIN:
+        return f"{best.strategy.name} is as fast as {result.serial.strategy.name} within {TIE_MARGIN:.0%}"
+    times = f"{best.speedup:.2f}x ({best.speedup_low:.2f} to {best.speedup_high:.2f})"
+    if result.verdict == "tie":
+        return f"{best.strategy.name} may be {times} as fast as {result.serial.strategy.name}: measure both"
+    faster = [
+        r.strategy.name
+        for r in result.results
+        if r.prediction is not None and best.prediction is not None and r.prediction.value_s < best.prediction.value_s
+    ]
+    if result.verdict == "serial":
+        return f"run {best.strategy.name}, {times} as fast as {result.serial.strategy.name} although nothing overlaps"
+    unsure = f" ({', '.join(faster)} may be faster, or slower)" if faster else ""
+    return f"run {best.strategy.name}, {times} as fast as {result.serial.strategy.name}{unsure}"
 
 
 def _parameters(entry: StrategyResult) -> str:

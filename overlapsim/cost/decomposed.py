@@ -8,13 +8,14 @@ from overlapsim.cost.contention import Ranged
 from overlapsim.hardware.profile import Source
 
 # All-gather + GEMM on 8 H100, decomposed by ranks with copy engines on two streams, rows 128 to 512 a rank: time a
-# step less that of its GEMM as the profile prices it, stretched as the library's serial time is over its price.
+# step less that of its GEMM as the profile prices it, stretched as the library's serial time is over its price, and less
+# what the copy beside it costs the GEMM (`overlap.OverlapSpec.speed_beside`). Mean of seven shapes.
 STEP_S: Final = Ranged(
+    3e-6,
     6e-6,
-    10e-6,
-    18e-6,
+    16e-6,
     Source("derived", "DECOMPOSED-STEP", "medium"),
-    "longer with k; event, launch and pull of each piece, and pieces that run slower than alone",
+    "event, launch and pull of each piece; none to 16 us by shape, since the GEMM's own price is no better",
 )
 """Between the GEMMs of consecutive shards, whatever the shapes."""
 EAGER_STEP_S: Final = Ranged(

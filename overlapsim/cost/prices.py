@@ -36,11 +36,11 @@ from overlapsim.hardware.profile import Cluster, CurveTable, DeviceSpec
 from overlapsim.plan import Finding
 from overlapsim.units import dtype_bytes
 from overlapsim.workload.operators import (
+    REDUCING,
     CollectiveKind,
     CollectiveOp,
     Engine,
     GemmOp,
-    REDUCING,
     KernelOp,
     Operator,
     OperatorGraph,
@@ -53,10 +53,10 @@ AnyModel = CollectiveModel | TransportModel | GroupModel
 PIECES: Final = Spread(0.96, 1.06, "residual")
 # A signalled kernel over the vendor's: fitted wave_group rows of the same artifact, one shape left out.
 TEMPLATE: Final = Spread(0.95, 1.08, "residual")
-# Systems run by others than their authors: of what the model says for reduce-scatters on an A800, a fused kernel took 1.27
-# to 1.31 times as long on the mean of nine shapes and a GEMM decomposed by ranks 1.19 to 1.21 times (hwprofiles/SOURCES.md,
-# FLASH-FIG9), while authors' and maintainers' own figures agree with it. Nothing that is known of stores, copies,
-# barriers and launches explains the difference, so until a time is measured it stays in the range.
+# Systems run by others than their authors: on the mean of nine reduce-scatters of an A800 a fused kernel took 1.27 to
+# 1.31 times as long as the model says, a GEMM decomposed by ranks 1.19 to 1.21 times (hwprofiles/SOURCES.md,
+# FLASH-FIG9), while authors' and maintainers' own figures agree with the model. Nothing that is known of stores,
+# copies, barriers and launches explains the difference, so until a time is measured it stays in the range.
 FUSED: Final = Spread(0.95, 1.30, "prior")
 DECOMPOSED: Final = Spread(0.95, 1.20, "prior")
 # Stores at 76 to 78 % of the link over what sheet and protocol allow, and below where ranks meet at one port.
@@ -480,6 +480,12 @@ class PriceBook:
         found = list(self.models["findings", measured])
         if self.gemm is not None and self.gemm_time_s is not None:
             found += slow_findings(self.gemm_time_s / self._vendor_model(self.gemm).duration_s)
+        if self.collective_sms is not None and self.collective_sms < self.overlap.comm_sms:
+            message = (
+                f"a collective holds {self.collective_sms} SMs as asked, at the speed of {self.overlap.comm_sms}: as "
+                "another algorithm or registered buffers may reach"
+            )
+            found.append(Finding("comm_sms_as_asked", message))
         if self.kind is not None and self.ranks > 1:
             found += curve_findings(self._library(self.kind, self.ranks), self.gemm)
         return tuple(found)

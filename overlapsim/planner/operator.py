@@ -105,8 +105,8 @@ class OperatorResult:
     Attributes
     ----------
     results : one per strategy asked, in order
-    serial, best : the baseline, and what to run: the baseline where the verdict is serial, the fastest strategy whose
-        gain is sure where it is overlap
+    serial, best : the baseline, and what to run: the fastest strategy whose gain is sure where the verdict is overlap;
+        where it is serial the baseline, or a strategy that is surely faster although nothing overlaps in it
     ceiling : serial time over the larger of compute and communication, with the best kernels and transports as priced
     cause : why overlap does not pay, "none" where it does
     """
@@ -241,7 +241,7 @@ def plan_operator(
             )
     ceiling = _time(serial) / max(_compute_and_communication(context))
     overlapping = [r for r in results if r.strategy.overlaps]
-    verdict, best = _judge(results, serial, ceiling)
+    verdict, best = _judge(results, serial, ceiling, context)
     cause = _cause(verdict, ceiling, context, overlapping, contention, effort)
     # A kernel that was not measured, or pieces that are too small, can decide against a strategy.
     assumed = (f for r in results for f in r.findings if f.code in ("kernel_time_assumed", "few_tiles"))
@@ -355,12 +355,21 @@ def _compute_and_communication(context: Context) -> tuple[float, float]:
     return compute, sum(context.prices.best_collective_s(op) for op in context.graph.of_type(CollectiveOp))
 
 
-def _judge(results: Sequence[StrategyResult], serial: StrategyResult, ceiling: float) -> tuple[Verdict, StrategyResult]:
-    """Return the verdict and what to run: a sure gain before a larger one that may be none."""
+def _hides(result: StrategyResult, context: Context) -> bool:
+    return result.best is not None and result.strategy.hides(context, result.best.parameters)
+
+
+def _judge(
+    results: Sequence[StrategyResult], serial: StrategyResult, ceiling: float, context: Context
+) -> tuple[Verdict, StrategyResult]:
+    """Return the verdict and what to run: a sure gain before a larger one that may be none.
+
+    A sure gain by which nothing overlaps, such as a faster transport's, is serial execution by another strategy.
+    """
     overlapping = sorted((r for r in results if r.strategy.overlaps and r.best is not None), key=_time)
     sure = [r for r in overlapping if r.speedup >= 1 + TIE_MARGIN and r.speedup_low > 1]
     if sure:
-        return "overlap", sure[0]
+        return "overlap" if _hides(sure[0], context) else "serial", sure[0]
     # Where even perfect overlap gains little, a gain that is not sure is not worth another kernel or stream.
     if not overlapping or ceiling < LITTLE_TO_GAIN:
         return "serial", serial
@@ -382,9 +391,12 @@ def _cause(
     if verdict == "overlap":
         return "none"
     serial_s = context.prices.serial_s(context.graph)
-    applying = [r.strategy for r in overlapping if r.best is not None]
+    refused = (r.applicability.cause for r in overlapping if r.applicability.cause != "none")
+    # What gains without overlap says nothing of overlap.
+    overlapping = [r for r in overlapping if r.best and (r.speedup <= 1 + TIE_MARGIN or _hides(r, context))]
+    applying = [r.strategy for r in overlapping]
     if not applying:
-        return next((r.applicability.cause for r in overlapping if r.applicability.cause != "none"), "none")
+        return next(refused, "none")
     compute, communication = _compute_and_communication(context)
     # What is far smaller can be hidden, but that gains little: communication, or the compute to hide it under.
     little: Cause = "little_to_hide" if compute >= communication else "link_bound"
@@ -410,7 +422,7 @@ def _cause(
         )
 
     # A kernel that was measured speaks before what others might gain with kernels that were not.
-    measured = [r.strategy for r in overlapping if r.best is not None and r.strategy.name in prices.kernel_time_s]
+    measured = [r.strategy for r in overlapping if r.strategy.name in prices.kernel_time_s]
     if measured and all(r.speedup < 1 for r in overlapping if r.strategy in measured) and slower_kernel(measured):
         return "kernel_slower"
     if verdict == "serial" and ceiling < LITTLE_TO_GAIN:

@@ -294,6 +294,10 @@ class Strategy(ABC):
         """
         return None
 
+    def hides(self, context: Context, parameters: Parameters) -> bool:
+        """Say whether anything overlaps at these parameters: a gain without is another kernel's or transport's."""
+        return self.overlaps
+
     def extra_memory_bytes(self, context: Context, parameters: Parameters) -> float:
         """Bytes that a rank holds beyond those of serial execution: buffers, copies, flags."""
         return 0.0

@@ -125,6 +125,11 @@ class AsyncTp(Strategy):
             return gather_under_flags(gpu, pair)
         return gather_by_pieces(gpu, pair, co_run=parameters["co_run"])
 
+    def hides(self, context: Context, parameters: Parameters) -> bool:
+        """All ways but the switch's, which gathers all rows first."""
+        hides: bool = parameters["method"] != "nvls_gather"
+        return hides
+
     def settings(self, context: Context, parameters: Parameters) -> Mapping[str, Any]:
         """Return the way and the rows of each piece."""
         pair = context.pair()

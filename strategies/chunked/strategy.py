@@ -113,6 +113,11 @@ class Chunked(Strategy):
                 site.builder.add_edge(gemms[-1], collectives[-1], lag_ps=wait_ps)
         return pair.placement(((gemms[0],), (gemms[-1],)), ((collectives[0],), (collectives[-1],)))
 
+    def hides(self, context: Context, parameters: Parameters) -> bool:
+        """More than one piece."""
+        hides: bool = parameters["chunks"] > 1
+        return hides
+
     def settings(self, context: Context, parameters: Parameters) -> Mapping[str, Any]:
         """Return the rows of each piece; vendor kernels choose the rest."""
         pair = context.pair()

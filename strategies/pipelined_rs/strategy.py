@@ -124,6 +124,11 @@ class PipelinedRs(Strategy):
             site.builder.add_edge(gemms[-1], flows[-1], lag_ps=wait_ps)
         return pair.placement(((gemms[0],), (gemms[-1],)), ((flows[0],), (flows[-1],)))
 
+    def hides(self, context: Context, parameters: Parameters) -> bool:
+        """More than one split."""
+        hides: bool = parameters["num_splits"] > 1
+        return hides
+
     def settings(self, context: Context, parameters: Parameters) -> Mapping[str, Any]:
         """Return the rows of each split, the SMs and the margin."""
         pair = context.pair()

@@ -168,7 +168,7 @@ class RingExchange(Strategy):
         how = "copy engines" if parameters["transport"] == "copy_engine" else "the library's send and receive"
         message = (
             f"each transfer between neighbours is priced as one by {how}, latency included, and each step loses "
-            f"{format_time(prices.step_gap_s)} (6 to 18 us in measurements of one framework); kernels with flags in "
+            f"{format_time(prices.step_gap_s)} (3 to 16 us in measurements of one framework); kernels with flags in "
             "user buffers start sooner"
         )
         steps = steps_of(pair, parameters["form"])

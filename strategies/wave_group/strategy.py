@@ -139,6 +139,11 @@ class WaveGroup(Strategy):
             (tuple(flows[0] for flows in collectives), tuple(flows[-1] for flows in collectives)),
         )
 
+    def hides(self, context: Context, parameters: Parameters) -> bool:
+        """More than one group."""
+        hides: bool = len(parameters["group_tiles"]) > 1
+        return hides
+
     def settings(self, context: Context, parameters: Parameters) -> Mapping[str, Any]:
         """Return the kernel template, the groups and the map kind."""
         pair = context.pair()
