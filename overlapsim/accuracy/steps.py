@@ -128,7 +128,7 @@ def _multi_rows(
 def _single_rows(asked: Sequence[Measured], known: Sequence[Measured], split: Any) -> tuple[list[Row], dict[str, Any]]:
     if not asked:
         return [], {}
-    singles = Singles(split["host_us"], split["skew_us"])
+    singles = Singles(split["host_us"])
     others = [row for row in known if row.one_node]
     cells = representatives(asked)
     constants = left_out(singles, others, cells)

@@ -23,7 +23,7 @@ def _places(*kinds: str) -> Callable[[PriceBook], PriceBook]:
     """Groups of these kinds move bytes in no time; latencies stay."""
 
     def change(prices: PriceBook) -> PriceBook:
-        free = {kind: replace(prices.groups[kind], slower=0.0, skew_s=0.0) for kind in kinds if kind in prices.groups}
+        free = {kind: replace(prices.groups[kind], slower=0.0) for kind in kinds if kind in prices.groups}
         return replace(prices, groups={**prices.groups, **free})
 
     return change

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from overlapsim.accuracy.steps_data import Measured
-from overlapsim.accuracy.steps_inputs import STACK, Constants, vtrain_inputs
+from overlapsim.accuracy.steps_inputs import PROFILED, Constants, vtrain_inputs
 from overlapsim.cost.launch import launch_stack
 from overlapsim.step.simulate import simulate_step, step_prices, step_seconds
 
@@ -35,11 +35,10 @@ class Singles:
 
     Attributes
     ----------
-    host_us, skew_us : what a fit may choose from
+    host_us : what a fit may choose from
     """
 
     host_us: Sequence[float]
-    skew_us: Sequence[float]
     _models: dict[Hashable, dict[object, object]] = field(default_factory=dict)
     _errors: dict[tuple[str, Constants], float] = field(default_factory=dict)
     _ranges: dict[tuple[Cell, Constants], tuple[float, float]] = field(default_factory=dict)
@@ -62,7 +61,7 @@ class Singles:
         return Predicted(seconds, low * seconds, high * seconds)
 
     def fit(self, rows: Sequence[Measured]) -> Constants:
-        """Host time and skew with the least mean absolute error, first one, then the other, twice.
+        """Host time of a launch with the least mean absolute error.
 
         Cells and rows count half each: one row stands for its cell, with the weight of the cell's rows in the latter.
         """
@@ -73,11 +72,7 @@ class Singles:
         def loss(constants: Constants) -> float:
             return float(weights @ [self._error(row, constants) for row in chosen])
 
-        best = prior()
-        for _ in range(2):
-            best = min((replace(best, skew_s=us * 1e-6) for us in self.skew_us), key=loss)
-            best = min((replace(best, host_s=us * 1e-6) for us in self.host_us), key=loss)
-        return best
+        return min((Constants(us * 1e-6) for us in self.host_us), key=loss)
 
     def host_bound(self, row: Measured) -> bool:
         """Whether launches decide the time of the row's cell, at the stack's prior."""
@@ -101,8 +96,7 @@ class Singles:
 @lru_cache(maxsize=1)
 def prior() -> Constants:
     """Constants of the stack as it ships."""
-    stack = launch_stack(STACK)
-    return Constants(stack.host_s, stack.skew_s)
+    return Constants(launch_stack(PROFILED).host_s)
 
 
 def representatives(rows: Iterable[Measured]) -> dict[Cell, Measured]:
@@ -132,5 +126,5 @@ def transferred(singles: Singles, known: Sequence[Measured]) -> dict[str, tuple[
 def microseconds(constants: Constants | Mapping[Any, Constants]) -> str:
     """Constants for people."""
     several = constants.values() if isinstance(constants, Mapping) else (constants,)
-    pairs = dict.fromkeys((round(c.host_s * 1e6), round(c.skew_s * 1e6)) for c in several)
-    return ", ".join(f"host {host} us, skew {skew} us" for host, skew in sorted(pairs))
+    found = sorted({round(one.host_s * 1e6) for one in several})
+    return ", ".join(f"host {host} us" for host in found)

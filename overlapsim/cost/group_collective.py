@@ -47,7 +47,6 @@ class GroupPlace:
         above 1 where rings leave some links idle
     slower : time of bytes over what healthy links take, from 1: the slowest link of a group sets its pace
     trees : whether the library's trees spare an all-reduce over two nodes the ring's bytes
-    skew_s : what a collective waits for the last of its ranks, whose hosts are not in step
     """
 
     ranks: int
@@ -56,7 +55,6 @@ class GroupPlace:
     nic_load: float = 1.0
     slower: float = 1.0
     trees: bool = True
-    skew_s: float = 0.0
 
 
 def group_places(
@@ -142,7 +140,7 @@ class GroupModel:
         sizes = checked_sizes(size_bytes)
         if self.place.ranks == 1:
             return np.zeros_like(sizes)
-        healthy = self.place.skew_s + self._healthy_s(sizes)
+        healthy = self._healthy_s(sizes)
         if self.place.slower == 1.0:
             return healthy
         return healthy + (self.place.slower - 1) * self._healthy_bandwidth_s(sizes)
@@ -155,7 +153,7 @@ class GroupModel:
         """Times of sizes at one end of their spread."""
         sizes = checked_sizes(size_bytes)
         if self._inside is not None:
-            at_end = self.place.skew_s + self._inside.seconds_at(sizes, end)
+            at_end = self._inside.seconds_at(sizes, end)
             return at_end + (self.place.slower - 1) * self._healthy_bandwidth_s(sizes)
         regime = regime_of(sizes)
         factor = np.array([getattr(spread, end) for spread in self._spreads])[regime]

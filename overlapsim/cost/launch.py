@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -14,7 +14,7 @@ from overlapsim.errors import UsageError
 from overlapsim.hardware.profile import DeviceSpec, Source
 
 FloatArray = NDArray[np.float64]
-_TIMES: Final = ("host_s", "node_s", "start_s", "skew_s")
+_TIMES: Final = ("host_s", "node_s", "start_s")
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,10 @@ class LaunchStack:
     host_s : host time from one kernel to the next: interpreter, framework, allocator and driver; 0 inside a graph
     node_s : GPU time between dependent kernels of one stream that are already queued
     start_s : from the first call to the first kernel (or of a whole graph)
-    skew_s : what a collective waits for the last of its ranks, since hosts are not in step
-    spread : central 90 % of host time over `host_s` (graphs: of `node_s`)
+    spread : central 90 % of host time over `host_s` (graphs: of `node_s`); behind slow hosts rank skew comes of it
     source : where the figures are from
+    meets_each_pass : whether the hosts of a group start each pass of a layer in step and on idle GPUs, as where passes
+        are profiled one by one; else they drift apart over a step. A rank without a group has no other to meet
     """
 
     name: str
@@ -38,7 +39,7 @@ class LaunchStack:
     start_s: float
     spread: Spread
     source: Source
-    skew_s: float = 0.0
+    meets_each_pass: bool = False
 
     def __post_init__(self) -> None:
         for field in _TIMES:
@@ -50,36 +51,21 @@ class LaunchStack:
 # All of these are codes of hwprofiles/SOURCES.md. A bare launch is 4 to 6 us of CPU; what eager frameworks add to it
 # (Python, autograd, allocator) is 4 to 8 times as much and must be calibrated where steps are host-bound: published
 # single-node steps give 40 us a kernel for Megatron on PyTorch of 2021-22, 31 to 35 with recomputed kernels counted.
-# Hosts of a group are out of step by about the host time of a kernel (judgement, SKEW).
+_MEGATRON: Final = LaunchStack(
+    "megatron-2021", 40e-6, 1e-6, 40e-6, Spread(0.75, 1.3, "prior"), Source("derived", "LAUNCH-VTRAIN", "medium")
+)
 STACKS: Final[Mapping[str, LaunchStack]] = {
     stack.name: stack
     for stack in (
         LaunchStack("driver", 5e-6, 1e-6, 8e-6, Spread(0.8, 1.2, "prior"), Source("measured", "LAUNCH-CPU", "medium")),
-        LaunchStack(
-            "eager", 12e-6, 1e-6, 20e-6, Spread(0.5, 2.0, "prior"), Source("prior", "LAUNCH-EAGER", "low"), skew_s=12e-6
-        ),
-        LaunchStack(
-            "megatron-2021",
-            40e-6,
-            1e-6,
-            40e-6,
-            Spread(0.75, 1.3, "prior"),
-            Source("derived", "LAUNCH-VTRAIN", "medium"),
-            skew_s=40e-6,
-        ),
-        LaunchStack(
-            "compiled",
-            6e-6,
-            1e-6,
-            20e-6,
-            Spread(0.5, 2.0, "prior"),
-            Source("prior", "LAUNCH-EAGER", "low"),
-            skew_s=6e-6,
-        ),
+        LaunchStack("eager", 12e-6, 1e-6, 20e-6, Spread(0.5, 2.0, "prior"), Source("prior", "LAUNCH-EAGER", "low")),
+        _MEGATRON,
+        replace(_MEGATRON, name="megatron-2021-profiled", meets_each_pass=True),
+        LaunchStack("compiled", 6e-6, 1e-6, 20e-6, Spread(0.5, 2.0, "prior"), Source("prior", "LAUNCH-EAGER", "low")),
         LaunchStack("graph", 0.0, 1e-6, 8e-6, Spread(0.5, 2.0, "prior"), Source("prior", "LAUNCH-GRAPH", "low")),
     )
 }
-"""Stacks by name; ``graph`` replays a captured CUDA graph."""
+"""Stacks by name; ``graph`` replays a captured CUDA graph, ``...-profiled`` runs a layer's passes one by one."""
 KERNELS_PER_LAYER: Final[Mapping[str, int]] = {"fwd": 26, "bwd": 47, "tp": 12}
 """Kernels of a transformer layer without fused attention, by pass, and what tensor parallelism adds to both together
 (OP-BYTES)."""
@@ -106,7 +92,7 @@ def launch_stack(name: str, device: DeviceSpec | None = None) -> LaunchStack:
         values = {field: fit.parameters.get(field, getattr(start, field)) for field in _TIMES}
         measured = "host" in fit.spread and fit.num_points > 0
         spread = Spread(min(low, 1.0), max(high, 1.0), "residual" if measured else "prior")
-        return LaunchStack(name, **values, spread=spread, source=fit.source)
+        return replace(start, name=name, **values, spread=spread, source=fit.source)
     if base is None:
         raise UsageError(f"launch stack {name!r} is unknown; expected one of {', '.join(STACKS)}")
     return base

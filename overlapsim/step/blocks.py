@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from overlapsim.cost.base import Spread
+from overlapsim.cost.launch import LaunchStack
 from overlapsim.engine import compiled
 from overlapsim.engine.deadlock import raise_if_deadlocked
 from overlapsim.engine.timeline import Timeline
@@ -26,7 +26,7 @@ from overlapsim.workload.operators import STEP_PREFIXES, CollectiveOp, OperatorG
 
 PASSES: Final = 8
 """Copies of a block over which the hosts of its ranks drift apart. A step has more passes before a host waits for its
-GPU: collectives then stand longer on the early ranks, and blocks end hardly later."""
+GPU: collectives then stand longer on the early ranks, and blocks end hardly later. Where hosts meet each pass, draws."""
 LONGEST_UNIT_S: Final = 60.0
 """Longest unit of a task, a little below the engine's."""
 BESIDE: Final = 8
@@ -82,7 +82,7 @@ def simulate_piece(
     composition: Composition,
     *,
     launch_s: float = 0.0,
-    hosts: Spread | None = None,
+    hosts: LaunchStack | None = None,
     contention: bool = True,
     follows: bool = True,
 ) -> Piece:
@@ -92,7 +92,7 @@ def simulate_piece(
     ----------
     context, composition : the graph, its prices, and the strategies in it
     launch_s : host time of a launch; the host of a block that follows others has run ahead as far as it can
-    hosts : spread of a launch's time over `launch_s`. Where launches could be what all wait for, the ranks of the
+    hosts : whose launches spread about `launch_s`. Where launches could be what all wait for, the ranks of the
         block's largest group are simulated, each with a host of its own (`skew`); None: hosts are in step
     contention : False leaves HBM and link sharing out
     follows : whether the block stands behind another one like it; else the first launch is waited for
@@ -113,8 +113,9 @@ def simulate_piece(
     amounts, capacities = _demands(program)
     ranks = max((op.ranks for op in context.graph.of_type(CollectiveOp)), default=1)
     if hosts is not None and copies > 1 and ranks > 1 and may_wait_for_host(program, copies * duration_s, hosts):
-        many, _ = _program(context, composition, PASSES, launch_s)
-        duration_s, kinds = _skewed(many, Skew.of(hosts, ranks), contention)
+        drift = 1 if hosts.meets_each_pass else PASSES
+        many, _ = _program(context, composition, drift, launch_s)
+        duration_s, kinds = _skewed(many, Skew.of(hosts, ranks), drift, contention)
     return Piece(
         duration_s,
         kinds,
@@ -199,19 +200,23 @@ def _program(
     return builder.freeze(), composed.findings
 
 
-def _skewed(program: Program, skew: Skew, contention: bool) -> tuple[float, dict[str, float]]:
-    """Duration of one of `PASSES` copies behind the first, and its kinds on the average rank."""
-    spread = spread_ranks(program, skew)
-    timeline = compiled.run(spread, contention=contention, record=False)
-    raise_if_deadlocked(timeline)
-    own = [rank_tasks(spread, rank, skew) for rank in range(skew.ranks)]
-    start = max(int(timeline.t_end[tasks[: len(tasks) // PASSES]].max()) for tasks in own)
-    total: dict[str, float] = {}
-    for tasks in own:
-        total = _sum(total, spans(timeline, start, timeline.end_ps, tasks))
-    share = 1.0 / (PASSES - 1)
-    kinds = {kind: seconds * share / skew.ranks for kind, seconds in total.items()}
-    return (timeline.end_ps - start) / 1e12 * share, kinds
+def _skewed(program: Program, skew: Skew, drift: int, contention: bool) -> tuple[float, dict[str, float]]:
+    """Duration of a copy in a program of `drift` ones, and its kinds on the average rank: the mean of `PASSES` copies.
+
+    The first copy is left out, since hosts start in step, unless it is the only one: they meet before each.
+    """
+    total_s, total, draws = 0.0, dict[str, float](), PASSES // drift
+    for draw in range(draws):
+        spread = spread_ranks(program, replace(skew, seed=skew.seed + draw))
+        timeline = compiled.run(spread, contention=contention, record=False)
+        raise_if_deadlocked(timeline)
+        own = [rank_tasks(spread, rank, skew) for rank in range(skew.ranks)]
+        start = max(int(timeline.t_end[tasks[: len(tasks) // drift]].max()) for tasks in own) if drift > 1 else 0
+        total_s += (timeline.end_ps - start) / 1e12
+        for tasks in own:
+            total = _sum(total, spans(timeline, start, timeline.end_ps, tasks))
+    share = 1.0 / (draws * max(1, drift - 1))
+    return total_s * share, {kind: seconds * share / skew.ranks for kind, seconds in total.items()}
 
 
 def _beliefs(context: Context, composition: Composition) -> Iterator[Finding]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from overlapsim.cost.group_collective import GroupPlace, group_places
 from overlapsim.cost.prices import PriceBook
@@ -21,7 +20,6 @@ def machine_prices(
     *,
     rank_order: Sequence[str] = ORDER,
     rings: Rings = "mirrored",
-    skew_s: float = 0.0,
     sustained_clock: float = 1.0,
     models: dict[object, object] | None = None,
 ) -> PriceBook:
@@ -33,7 +31,6 @@ def machine_prices(
     ----------
     cluster, layout : machine, and what is placed on it
     rank_order, rings : see `step.inputs.StepInputs`
-    skew_s : what a collective waits for the last of its ranks
     sustained_clock : clock of a long run over that of a short benchmark
     models : results of cost models, shared between calls on one cluster
 
@@ -44,10 +41,7 @@ def machine_prices(
     """
     models = {} if models is None else models
     placed = placements(RankMap(layout, tuple(rank_order)), levels(cluster), cluster.node.num_devices)
-    groups = {
-        kind: place if kind == "pp" or place.ranks < 2 else replace(place, skew_s=skew_s)
-        for kind, place in group_places(cluster, placed, rings=rings, models=models).items()
-    }
+    groups = dict(group_places(cluster, placed, rings=rings, models=models))
     groups["pair"] = GroupPlace(2)
     node = cluster.node
     nodes = -(-layout.world_size // node.num_devices)

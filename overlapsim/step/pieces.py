@@ -282,7 +282,7 @@ class StagePieces:
             Context(graph, self.prices),
             self._composition(graph),
             launch_s=self._stack.host_s,
-            hosts=self._stack.spread,
+            hosts=self._stack,
             contention=self.inputs.contention,
             follows=follows,
         )

@@ -233,7 +233,7 @@ def _simulate(
         Context(graph, prices),
         replace(inputs.composition, pairs=pairs),
         launch_s=host_s,
-        hosts=stack.spread,
+        hosts=stack,
         contention=inputs.contention,
     )
 

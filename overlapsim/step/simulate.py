@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from overlapsim.cost.base import Family
-from overlapsim.cost.launch import launch_stack
 from overlapsim.cost.prices import PriceBook
 from overlapsim.engine import compiled
 from overlapsim.engine.deadlock import raise_if_deadlocked
@@ -148,7 +147,6 @@ def step_prices(inputs: StepInputs, models: dict[object, object] | None = None) 
         inputs.layout,
         rank_order=inputs.rank_order,
         rings=inputs.rings,
-        skew_s=launch_stack(inputs.stack, inputs.cluster.device).skew_s,
         sustained_clock=inputs.sustained_clock,
         models=models,
     )

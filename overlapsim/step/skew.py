@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from overlapsim.cost.base import Spread
+from overlapsim.cost.launch import LaunchStack
 from overlapsim.schedule.program import FLOW, Int, Program
 
 MOST_RANKS: Final = 8
@@ -33,16 +33,16 @@ class Skew:
     seed: int = SEED
 
     @classmethod
-    def of(cls, hosts: Spread, ranks: int) -> Skew:
+    def of(cls, hosts: LaunchStack, ranks: int) -> Skew:
         """The spread of host time, taken launch by launch: no host is slow for good.
 
         Examples
         --------
         >>> from overlapsim.cost.launch import launch_stack
-        >>> round(Skew.of(launch_stack("megatron-2021").spread, 64).sigma, 3)
+        >>> round(Skew.of(launch_stack("megatron-2021"), 64).sigma, 3)
         0.167
         """
-        return cls(min(ranks, MOST_RANKS), float(np.log(hosts.high / hosts.low)) / NORMAL_90)
+        return cls(min(ranks, MOST_RANKS), float(np.log(hosts.spread.high / hosts.spread.low)) / NORMAL_90)
 
 
 def spread_ranks(program: Program, skew: Skew) -> Program:
@@ -119,9 +119,10 @@ def spread_ranks(program: Program, skew: Skew) -> Program:
     )
 
 
-def may_wait_for_host(program: Program, busy_s: float, hosts: Spread) -> bool:
-    """Whether launches, slow ones at that, could take longer than the GPU does."""
-    return bool(program.launch_ps.sum() * hosts.high > busy_s * 1e12)
+def may_wait_for_host(program: Program, busy_s: float, hosts: LaunchStack) -> bool:
+    """Whether launches, slow ones at that, could take longer than the GPU does; an idle GPU waits for the first ones."""
+    launches = program.launch_ps.sum()
+    return bool(launches * hosts.spread.high > busy_s * 1e12 or (hosts.meets_each_pass and launches))
 
 
 def rank_tasks(program: Program, rank: int, skew: Skew) -> Int:
