@@ -8,8 +8,8 @@ from overlapsim.cost.contention import Ranged
 from overlapsim.hardware.profile import Source
 
 # All-gather + GEMM on 8 H100, decomposed by ranks with copy engines on two streams, rows 128 to 512 a rank: time a
-# step less that of its GEMM as the profile prices it, stretched as the library's serial time is over its price, and less
-# what the copy beside it costs the GEMM (`overlap.OverlapSpec.speed_beside`). Mean of seven shapes.
+# step less that of its GEMM as the profile prices it, stretched as the library's serial time is over its price, and
+# less what the copy beside it costs the GEMM (`overlap.OverlapSpec.speed_beside`). Mean of seven shapes.
 STEP_S: Final = Ranged(
     3e-6,
     6e-6,
