@@ -122,7 +122,7 @@ def fill(model: ModelSpec, cluster: Cluster, tp: int, micro_batch: int, seq_len:
             settings = best.strategy.settings(context, best.parameters)
             operators.append(OperatorSettings(name, pass_, best.strategy.name, best.parameters, settings))
             findings |= {f.code: f for f in best.strategy.findings(context, best.parameters)}
-    given = userbuffers(operators, tp, version)
+    given = userbuffers(operators, inputs.layout, version)
     head = (
         f"userbuffers of one layer for Transformer Engine {version} on {cluster.name}: hidden {model.hidden}, "
         f"ffn {layer.mlp.ffn if isinstance(layer.mlp, Mlp) else 0}, tp {tp}, micro-batch {micro_batch}, "

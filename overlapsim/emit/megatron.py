@@ -35,13 +35,14 @@ class Megatron(Emitter):
         run = run_of(subject)
         files = {}
         given = userbuffers(
-            subject.entry.operators, subject.layout.tp, Version.parse(FRAMEWORKS["transformer_engine"].newest)
+            subject.entry.operators, subject.layout, Version.parse(FRAMEWORKS["transformer_engine"].newest)
         )
-        if given.used and subject.layout.tp > 1 and subject.layout.sequence_parallel:
+        if given.used:
             for flag in switches(given):
                 sheet.set(flag)
-            sheet.set("--tp-comm-overlap-cfg", FILE)
-            files[FILE] = comment((*self.header(subject, version), *beside(given))) + yaml_text(given.gemms)
+            if given.gemms:
+                sheet.set("--tp-comm-overlap-cfg", FILE)
+                files[FILE] = comment((*self.header(subject, version), *beside(given))) + yaml_text(given.gemms)
         for sentence in given.unexpressed:
             sheet.unsaid(sentence)
         head = (

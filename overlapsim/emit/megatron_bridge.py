@@ -65,8 +65,8 @@ class MegatronBridge(Emitter):
         """Return the function's file and the environment."""
         sheet = sheet_of(subject, Version.parse(CORE))
         layout = subject.layout
-        given = userbuffers(subject.entry.operators, layout.tp, Version.parse(FRAMEWORKS["transformer_engine"].newest))
-        overlapped = given.used and layout.tp > 1 and layout.sequence_parallel
+        given = userbuffers(subject.entry.operators, layout, Version.parse(FRAMEWORKS["transformer_engine"].newest))
+        overlapped = given.used
         left = [*sheet.unexpressed, *given.unexpressed]
         if given.scatter_with_dgrad and overlapped:
             left.append("tp_comm_overlap_rs_dgrad is set on the model, beside the overlap config")

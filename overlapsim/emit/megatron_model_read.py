@@ -53,6 +53,7 @@ def _attention(script: Script, hidden: int, heads: int) -> Attention:
         latent = LatentAttention(script.number("--q-lora-rank"), script.number("--kv-lora-rank", 32) or 32, nope, rope)
         value = script.number("--v-head-dim", 128)
         return Attention(heads, heads, nope + rope, value, latent, qkv_bias=qkv_bias, out_bias=biased)
+    softmax = script.by_flag.get("--softmax-type")
     groups = script.number("--num-query-groups", 1) if script.has("--group-query-attention") else heads
     return Attention(
         heads,
@@ -61,6 +62,7 @@ def _attention(script: Script, hidden: int, heads: int) -> Attention:
         qkv_bias=qkv_bias,
         out_bias=biased,
         qk_norm="head" if script.has("--qk-layernorm") else "none",
+        sinks=softmax is not None and softmax.value == "learnable",
     )
 
 

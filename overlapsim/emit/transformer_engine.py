@@ -27,14 +27,9 @@ class TransformerEngine(Emitter):
     def write(self, subject: Subject, version: Version) -> Emitted:
         """Return the file; empty of GEMMs where the plan overlaps none of them."""
         layout = subject.layout
-        given = userbuffers(subject.entry.operators, layout.tp, version)
-        left = list(given.unexpressed)
-        if layout.tp == 1:
-            left.append("tp is 1: there is nothing to overlap, and userbuffers refuse it")
-        elif not layout.sequence_parallel:
-            left.append("sequence parallelism is off: userbuffers refuse it")
+        given = userbuffers(subject.entry.operators, layout, version)
         lines = (*self.header(subject, version), *beside(given))
-        return Emitted({FILE: comment(lines) + yaml_text(given.gemms)}, tuple(left))
+        return Emitted({FILE: comment(lines) + yaml_text(given.gemms)}, given.unexpressed)
 
 
 def beside(given: Userbuffers) -> tuple[str, ...]:

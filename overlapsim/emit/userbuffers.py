@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from overlapsim.emit.rules import Version
 from overlapsim.plan import OperatorSettings
+from overlapsim.workload.layout import Layout
 
 GEMMS: Final[Mapping[tuple[str, str], str]] = {
     ("attn.qkv", "fwd"): "qkv_fprop",
@@ -59,13 +60,13 @@ class Userbuffers:
     unexpressed: tuple[str, ...]
 
 
-def userbuffers(operators: Sequence[OperatorSettings], tp: int, version: Version) -> Userbuffers:
+def userbuffers(operators: Sequence[OperatorSettings], layout: Layout, version: Version) -> Userbuffers:
     """Settings for the operators of a plan.
 
     Parameters
     ----------
     operators : with the strategy of each
-    tp : tensor-parallel degree
+    layout : whose tensor-parallel group shares the buffers; without sequence parallelism there are none
     version : of Transformer Engine
 
     Notes
@@ -76,6 +77,12 @@ def userbuffers(operators: Sequence[OperatorSettings], tp: int, version: Version
     are left to the library, which puts communication first, as plans do.
     """
     left: list[str] = []
+    tp = layout.tp
+    if tp == 1 or not layout.sequence_parallel:
+        names = ", ".join(dict.fromkeys(op.strategy for op in operators))
+        why = "tp is 1" if tp == 1 else "sequence parallelism is off"
+        reason = (f"{names}: userbuffers need split sequences, and {why}",) if operators else ()
+        return Userbuffers({}, False, False, False, False, False, False, reason)
     chosen = {GEMMS[op.operator, op.pass_]: op for op in operators if (op.operator, op.pass_) in GEMMS}
     left += [f"{op.operator} {op.pass_} has no userbuffers" for op in operators if op not in chosen.values()]
     gemms: dict[str, Mapping[str, Any]] = {}
