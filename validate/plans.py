@@ -12,6 +12,7 @@ from overlapsim.errors import OverlapSimError, PlanError, ProfileError
 from overlapsim.plan import Finding, OperatorPlan, of_kind, read_plan
 from overlapsim.planner.operator_plan import replay
 from overlapsim.schedule.reorder import ReorderMap, SubtokenMap, from_settings
+from overlapsim.strategy.registry import load_strategy
 from overlapsim.units import dtype_bytes
 
 TORCH_TYPES: Final[Mapping[str, str]] = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -149,6 +150,8 @@ def spec_of(plan: OperatorPlan, folder: Path) -> RunSpec:
         serial_s=plan.choice.serial_s,
     )
     check_settings(spec)
+    # Runners go by settings; parameters of another type would pass unseen.
+    load_strategy(chosen.strategy).check(chosen.parameters)
     return spec
 
 
