@@ -85,7 +85,7 @@ NAMED = {
     "layers of virtual stages": (LLAMA.replace("stage 5", "stage 3"), "20 layers of a stage do not divide by 3"),
     "two spellings": (edited(LLAMA, "--num-virtual-stages-per-pipeline-rank 4"), "say the same"),
     "layout of fewer layers": (
-        edited(MIXTRAL, '--pipeline-model-parallel-layout "Ettt|(tt|)*13,ttL"', drop=("--num-virtual",)),
+        edited(MIXTRAL, '--pipeline-model-parallel-layout "Ettt|(tt|)*13,t|tL"', drop=("--num-virtual",)),
         "the layout has 31 layers of 32",
     ),
     "layout of fewer stages": (
@@ -123,7 +123,12 @@ NAMED = {
     ),
     "tokens": (LLAMA.replace("--seq-length 8192", "--seq-length 8190"), "8190 tokens on a rank do not divide"),
     "experts without split sequences": (
-        MIXTRAL.replace("--tensor-model-parallel-size 1", "--tensor-model-parallel-size 2"),
+        edited(
+            "# env CUDA_DEVICE_MAX_CONNECTIONS=1\n"
+            + MIXTRAL.replace("--tensor-model-parallel-size 1", "--tensor-model-parallel-size 2"),
+            "--expert-tensor-parallel-size 1",
+            drop=("--overlap-moe", "--delay"),
+        ),
         "dispatch the same tokens",
     ),
     "too few micro-batches": (LLAMA.replace("batch-size 128", "batch-size 4"), "2 micro-batches do not make rounds"),
