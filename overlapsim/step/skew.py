@@ -120,7 +120,7 @@ def spread_ranks(program: Program, skew: Skew) -> Program:
 
 
 def may_wait_for_host(program: Program, busy_s: float, hosts: LaunchStack) -> bool:
-    """Whether launches, slow ones at that, could take longer than the GPU does; an idle GPU waits for the first ones."""
+    """Whether launches, slow ones at that, could take longer than the GPU does; an idle GPU waits for the first."""
     launches = program.launch_ps.sum()
     return bool(launches * hosts.spread.high > busy_s * 1e12 or (hosts.meets_each_pass and launches))
 

@@ -103,10 +103,12 @@ def test_all_questions_are_of_one_gpu_and_each_table_of_one_software():
 
 
 def test_constants_replace_those_of_the_stack():
-    device = machine("a100-sxm8-4nic", 1, Constants(1e-6, 2e-6)).device
-    stack = launch_stack("megatron-2021", device)
-    assert (stack.host_s, stack.skew_s) == (1e-6, 2e-6)
-    assert launch_stack("megatron-2021").skew_s == pytest.approx(40e-6)
+    device = machine("a100-sxm8-4nic", 1, Constants(1e-6)).device
+    stack = launch_stack("megatron-2021-profiled", device)
+    assert stack == replace(launch_stack("megatron-2021-profiled"), host_s=1e-6, source=stack.source)
+    assert launch_stack("megatron-2021", device).host_s == pytest.approx(40e-6)
+    assert {vtrain_inputs(row).stack for row in SINGLE} == {"megatron-2021-profiled"}
+    assert {vtrain_inputs(row).stack for row in MULTI} == {"megatron-2021"}
 
 
 def test_units_of_papers():
@@ -199,9 +201,9 @@ def test_cells_without_collectives_and_with_a_busy_gpu_need_no_fit(hidden, micro
 
 def test_a_cell_is_predicted_without_itself():
     chosen = list(representatives(SINGLE).values())[:4]
-    singles = Singles((40, 60), (0,))
+    singles = Singles((40, 60))
     calls = []
-    singles.fit = lambda rows: calls.append({row.cell for row in rows}) or Constants(4e-5, 0.0)  # type: ignore[method-assign]
+    singles.fit = lambda rows: calls.append({row.cell for row in rows}) or Constants(4e-5)  # type: ignore[method-assign]
     left_out(singles, chosen, [row.cell for row in chosen])
     for row, cells in zip(chosen, calls, strict=True):
         assert row.cell not in cells
@@ -209,10 +211,10 @@ def test_a_cell_is_predicted_without_itself():
 
 
 def test_a_fit_finds_the_host_that_made_the_rows():
-    singles = Singles((30, 45, 60), (0,))
+    singles = Singles((30, 45, 60))
     (row,) = [row for row in representatives(SINGLE).values() if row.cell == (1024, 16, 1024, 1, 1)]
-    made = replace(row, time_s=singles.seconds(row, Constants(60e-6, 0.0)))
-    assert singles.fit([made]).host_s == pytest.approx(60e-6)
+    made = replace(row, time_s=singles.seconds(row, Constants(58e-6)))
+    assert singles.fit([made]).host_s == pytest.approx(58e-6)
     assert singles.host_bound(row)
     busy = next(row for row in representatives(SINGLE).values() if row.cell == (2048, 16, 1024, 1, 8))
     assert not singles.host_bound(busy)

@@ -18,7 +18,7 @@ from overlapsim.step.blocks import PASSES, repeated, simulate_piece
 from overlapsim.step.categories import COMM_KINDS, COMPUTE_KINDS
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.simulate import simulate_step, step_prices
-from overlapsim.step.skew import MOST_RANKS, Skew, may_wait_for_host, rank_tasks, spread_ranks
+from overlapsim.step.skew import MOST_RANKS, SEED, Skew, may_wait_for_host, rank_tasks, spread_ranks
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.compose import Composition, compose
 from overlapsim.strategy.tasks import Site
@@ -29,7 +29,8 @@ from overlapsim.workload.layout_rules import Job
 from overlapsim.workload.recipe import RECIPES
 
 CLUSTER = load_cluster("a100-sxm8")
-HOSTS = launch_stack("megatron-2021").spread
+HOSTS = launch_stack("megatron-2021")
+PROFILED = launch_stack("megatron-2021-profiled")
 HOST_S = launch_stack("megatron-2021").host_s
 
 
@@ -43,10 +44,8 @@ def inputs_of(hidden: int, tp: int, micro_batch: int, **more) -> StepInputs:
 def context_of(hidden: int, tp: int, micro_batch: int, which: Which) -> Context:
     inputs = inputs_of(hidden, tp, micro_batch)
     prices = step_prices(inputs)
-    # What a collective waits for is to come from the engine here.
-    groups = {kind: replace(place, skew_s=0.0) for kind, place in prices.groups.items()}
     builder = GraphBuilder(inputs.model, inputs.layout, inputs.recipe, micro_batch, 1024)
-    return Context(builder.layer(inputs.model.layers[0], which), replace(prices, groups=groups))
+    return Context(builder.layer(inputs.model.layers[0], which), prices)
 
 
 def one_rank(context: Context, copies: int, launch_s: float = HOST_S) -> Program:
@@ -118,7 +117,7 @@ def test_the_spread_is_that_of_the_stack() -> None:
     skew = Skew.of(HOSTS, 64)
     draws = np.exp(np.random.default_rng(0).normal(0, skew.sigma, 100_000))
     low, high = np.quantile(draws, [0.05, 0.95])
-    assert high / low == pytest.approx(HOSTS.high / HOSTS.low, rel=0.01)
+    assert high / low == pytest.approx(HOSTS.spread.high / HOSTS.spread.low, rel=0.01)
     assert skew.ranks == MOST_RANKS and Skew.of(HOSTS, 2).ranks == 2
 
 
@@ -180,10 +179,56 @@ def test_a_block_that_is_not_host_bound_is_simulated_once(launch_s: float, monke
 
 def test_hosts_in_step_are_asked_for_by_a_spread_of_one() -> None:
     context = context_of(1024, 4, 1, "backward")
-    alike = simulate_piece(context, Composition(), launch_s=HOST_S, hosts=Spread(1.0, 1.0, "measured"))
+    alike = simulate_piece(
+        context, Composition(), launch_s=HOST_S, hosts=replace(HOSTS, spread=Spread(1.0, 1.0, "measured"))
+    )
     in_step = simulate_piece(context, Composition(), launch_s=HOST_S)
     assert alike.duration_s == pytest.approx(in_step.duration_s, rel=0.02)
     assert alike.kinds_s["bubble"] == 0
+
+
+def profiled(hidden: int, tp: int, micro_batch: int, spread: float) -> tuple[float, float]:
+    """Seconds of forward and backward among others like them, and with hosts that meet before each."""
+    found = [0.0, 0.0]
+    for which in ("forward", "backward"):
+        context = context_of(hidden, tp, micro_batch, which)
+        for number, stack in enumerate((HOSTS, PROFILED)):
+            hosts = replace(stack, spread=Spread(1 / spread, spread, "prior"))
+            found[number] += simulate_piece(context, Composition(), launch_s=HOST_S, hosts=hosts).duration_s
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize(("hidden", "tp", "micro_batch"), [(2048, 4, 4), (1024, 4, 8), (2048, 2, 2)])
+def test_a_profiled_pass_starts_on_an_idle_gpu(hidden: int, tp: int, micro_batch: int) -> None:
+    """Even with equal hosts: where the GPU takes about as long as its host, the first kernels are waited for."""
+    among, alone = profiled(hidden, tp, micro_batch, 1.0)
+    assert 1.05 * among < alone < 1.4 * among
+
+
+def test_a_profiled_pass_is_as_long_as_its_slowest_host() -> None:
+    context = context_of(1024, 8, 1, "backward")
+    program = one_rank(context, 1)
+    ends = [
+        compiled.run(spread_ranks(program, replace(Skew.of(PROFILED, 8), seed=SEED + draw))).end_ps / 1e12
+        for draw in range(PASSES)
+    ]
+    piece = simulate_piece(context, Composition(), launch_s=HOST_S, hosts=PROFILED)
+    assert piece.duration_s == pytest.approx(np.mean(ends), rel=1e-9)
+    assert sum(piece.kinds_s.values()) == pytest.approx(piece.duration_s, rel=1e-9)
+    # Of eight ranks one is behind; over many passes without a meeting they would fall behind in turn.
+    in_step = compiled.run(program).end_ps / 1e12
+    assert in_step < min(ends) and np.mean(ends) < 1.15 * in_step
+
+
+def test_more_spread_more_skew() -> None:
+    alike, little, much = (profiled(1024, 4, 1, spread)[1] for spread in (1.0, 1.3, 2.0))
+    assert alike < little < much
+
+
+def test_a_rank_without_a_group_meets_nobody() -> None:
+    context = context_of(1024, 1, 1, "forward")
+    pieces = [simulate_piece(context, Composition(), launch_s=HOST_S, hosts=stack) for stack in (HOSTS, PROFILED)]
+    assert pieces[0] == pieces[1]
 
 
 def test_a_step_is_the_same_each_time_and_its_range_holds_the_host() -> None:
