@@ -26,8 +26,8 @@ from overlapsim.workload.operators import STEP_PREFIXES, CollectiveOp, OperatorG
 
 PASSES: Final = 8
 """Copies of a block over which the hosts of its ranks drift apart. A step has more passes before a host waits for its
-GPU: collectives then stand longer on the early ranks, and blocks end hardly later. Where hosts meet before each pass, as
-many passes are drawn."""
+GPU: collectives then stand longer on the early ranks, and blocks end hardly later. Where hosts meet before each pass,
+as many passes are drawn."""
 LONGEST_UNIT_S: Final = 60.0
 """Longest unit of a task, a little below the engine's."""
 BESIDE: Final = 8
