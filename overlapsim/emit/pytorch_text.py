@@ -146,11 +146,11 @@ def _ranks(subject: Subject) -> str:
     layout = subject.layout
     inner = [name for name, size in (("shard", layout.dp // layout.hsdp), ("cp", layout.cp)) if size > 1]
     outer = ["replicate"] if layout.hsdp > 1 else []
-    lines = ""
-    if len(inner) == 2:
-        lines, inner = '    mesh["shard", "cp"]._flatten("fsdp")\n', ["fsdp"]
-    named = ", ".join(f'"{name}"' for name in (*outer, *inner))
-    return f"{lines}    ranks = mesh[{named}]\n"
+    if len(inner) < 2:
+        named = ", ".join(f'"{name}"' for name in (*outer, *inner))
+        return f"    ranks = mesh[{named}]\n"
+    flat = 'mesh["shard", "cp"]._flatten("fsdp")'
+    return f'    {flat}\n    ranks = mesh["replicate", "fsdp"]\n' if outer else f"    ranks = {flat}\n"
 
 
 def _prefetched(subject: Subject) -> int:

@@ -67,18 +67,10 @@ def _check(subject: Subject, version: Version) -> None:
     divisor = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
     if seq_len % divisor:
         raise PlanError(f"torchtitan splits sequences into tp x 2 cp = {divisor} parts; {seq_len} tokens do not divide")
-    if layout.ep == 1:
-        return
-    if layout.etp not in (1, layout.tp) or (layout.etp > 1 and version > LAST_TOML):
+    if layout.ep > 1 and (layout.etp not in (1, layout.tp) or (layout.etp > 1 and version > LAST_TOML)):
         raise PlanError(
             f"torchtitan {version} keeps experts whole{' or splits them as tp' if version <= LAST_TOML else ''}; the "
             f"plan has etp={layout.etp} with tp={layout.tp}: plan with etp=1"
-        )
-    ranks = layout.dp // layout.hsdp * layout.cp * (layout.tp if layout.etp == 1 else 1)
-    if ranks % layout.ep:
-        raise PlanError(
-            f"torchtitan takes the ranks of experts from those that shard parameters and from tp: {ranks} do not "
-            f"divide into ep={layout.ep}; plan with an ep that divides them"
         )
 
 
