@@ -66,11 +66,12 @@ class DataParallel:
         vpps, schedule = c["vpp"][rows], c["schedule"][rows]
         found = np.zeros(len(rows))
         order = is_schedule(schedule, (*SPLIT, *TWO_WAY)) * 1 + is_schedule(schedule, COPIED)
-        for vpp in np.unique(vpps).tolist():
-            mine = vpps == vpp
-            row = int(rows[np.argmax(mine)])
-            table = self._table(space, row, prices, builder)[which]
-            found[mine] = table[order[mine], c["zero"][rows][mine], c["dp_overlap"][rows][mine]]
+        # Layers all alike and dealt evenly: the first device holds as many, whatever its chunks.
+        alike = len(self._kinds) == 1 and not (space.model.num_layers % (c["pp"][rows] * vpps)).any()
+        for vpp in [0] if alike else np.unique(vpps).tolist():
+            mine = slice(None) if alike else np.flatnonzero(vpps == vpp)
+            table = self._table(space, int(rows[mine][0]), prices, builder, vpp)[which]
+            found[mine] = table[order[mine], c["zero"][rows[mine]], c["dp_overlap"][rows[mine]]]
         return found
 
     def sharded(self, layer: Layer, builder: GraphBuilder, prices: PriceBook) -> tuple[float, float]:
@@ -87,12 +88,10 @@ class DataParallel:
             )
         return self._sharded[key]
 
-    def _table(self, space: Space, row: int, prices: PriceBook, builder: GraphBuilder) -> Float:
-        """Seconds by whether the last gradient may be elsewhere, ZeRO level and what is overlapped."""
+    def _table(self, space: Space, row: int, prices: PriceBook, builder: GraphBuilder, vpp: int) -> Float:
+        """Seconds in both senses, by order of the pipeline, ZeRO level and overlap; `vpp` 0 stands for any."""
         layout = space.layout(row)
-        # Layers all alike and dealt evenly: the first device holds as many, whatever its chunks.
-        alike = len(self._kinds) == 1 and space.model.num_layers % (layout.pp * layout.vpp) == 0
-        key = (layout.tp, layout.sp, layout.cp, layout.ep, layout.etp, layout.pp, layout.dp, 1 if alike else layout.vpp)
+        key = (layout.tp, layout.sp, layout.cp, layout.ep, layout.etp, layout.pp, layout.dp, vpp)
         if key not in self._after:
             inputs = replace(
                 self.inputs, layout=replace(layout, zero=0), job=replace(space.job(row), global_batch=None)

@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 
 from overlapsim.errors import LayoutError, StrategyError
-from overlapsim.planner.layout_bounds import FAMILY, SHARDED, Float, LayoutBounds, Rows
+from overlapsim.planner.layout_bounds import FAMILY, SHARDED, LayoutBounds, Rows
 from overlapsim.planner.overlap_choice import OverlapChooser
 from overlapsim.planner.pipeline_path import PipelinePaths
-from overlapsim.planner.screen import PAIRED, SPLIT, is_schedule
+from overlapsim.planner.screen import PAIRED, SPLIT, Float, is_schedule
 from overlapsim.planner.space import Space
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.pieces import StagePieces

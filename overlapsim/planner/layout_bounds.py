@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Final, get_args
+from dataclasses import replace
+from typing import Any, Final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -92,8 +92,9 @@ class LayoutBounds:
             ends = times.ends(builder, nothing)
             for start in range(first, end, CHUNK):
                 rows = np.arange(start, min(end, start + CHUNK))
-                parts = self._parts(rows, kinds, ends, strategies=strategies)
-                found[rows] = self._bounds(rows, _scaled(parts, SLACK * self.space.columns["micro_batch"][rows]))
+                scale = SLACK * self.space.columns["micro_batch"][rows].astype(np.float64)
+                parts = self._parts(rows, kinds, ends, strategies=strategies).scaled(scale)
+                found[rows] = self._bounds(rows, parts)
         return found
 
     def layered(self, rows: Rows, *, strategies: bool) -> Float:
@@ -111,7 +112,7 @@ class LayoutBounds:
     def simulated(self, rows: Rows, kinds: Sequence[Mapping[Which, float]]) -> Float:
         """Bounds of candidates of one shape and recompute from the seconds of each kind of layer in the engine."""
         prices, builder = self.prices(int(rows[0])), self.builder(int(rows[0]))
-        layers = {
+        layers: dict[str, Any] = {
             name: tuple(np.array(kind[which]) for kind in kinds)
             for name, which in zip(_PASSES, get_args(Which), strict=True)
         }
@@ -237,15 +238,6 @@ class LayoutBounds:
         stride, node = layout.world_size // layout.pp, prices.cluster.node.num_devices
         ways = [True] * (stride < node) + [False] * (stride * (layout.pp - 1) >= node)
         return min(transfer_s(self._asked(layout, row), prices, inside=inside) for inside in ways)
-
-
-def _scaled(parts: Parts, scale: Float) -> Parts:
-    """All seconds so many times."""
-    changed = {}
-    for entry in fields(Parts):
-        value = getattr(parts, entry.name)
-        changed[entry.name] = tuple(v * scale for v in value) if isinstance(value, tuple) else value * scale
-    return Parts(**changed)
 
 
 def _hardware_s(op: Operator, prices: PriceBook) -> float:

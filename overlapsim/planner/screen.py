@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,14 @@ class Parts:
     transfer: Float
     after: Float
     reduced: Float
+
+    def scaled(self, factor: Float) -> Parts:
+        """All seconds `factor` times."""
+        changed: dict[str, Any] = {}
+        for entry in fields(Parts):
+            value = getattr(self, entry.name)
+            changed[entry.name] = tuple(v * factor for v in value) if isinstance(value, tuple) else value * factor
+        return Parts(**changed)
 
 
 def is_schedule(schedule: Int, names: tuple[str, ...]) -> npt.NDArray[np.bool_]:

@@ -121,7 +121,8 @@ def search(request: PlanRequest, progress: Callable[[str], None] | None = None) 
     if not len(space):
         raise PlanError(
             f"no layout of {request.model.name} exists on {request.cluster.num_devices} GPUs with a batch of "
-            f"{request.global_batch} and these constraints: {_reasons(space.pruned)}; {nearest_changes(request)}",
+            f"{request.global_batch} and these constraints: {_reasons(space.pruned)}; "
+            f"{nearest_changes(request, step_inputs)}",
             exit_code=1,
         )
     overlap = (OVERLAPS[0] in request.axes.overlap, OVERLAPS[1] in request.axes.overlap)
@@ -131,7 +132,7 @@ def search(request: PlanRequest, progress: Callable[[str], None] | None = None) 
     fits = least <= request.limit_bytes
     if not fits.any():
         raise _unfit(request, float(least.min()))
-    whole, space = space, space.take(fits)
+    space = space.take(fits)
     pruned = dict(space.pruned)
     left_out = total - _count(space, overlap)
     say(f"{total - left_out:,} may fit")
@@ -157,7 +158,6 @@ def search(request: PlanRequest, progress: Callable[[str], None] | None = None) 
     counts["does not fit into memory"] = counts.get("does not fit into memory", 0) + left_out
     counts["bound above the best found"] = total - len(funnel.ran) - sum(counts.values())
     pruned |= {reason: count for reason, count in counts.items() if count}
-    del whole
     best = [_found(request, space, ran, models) for ran in _chosen(funnel.ran, space, request.top)]
     plain = min((ran for ran in funnel.ran if not ran.composition.pairs), key=lambda ran: ran.seconds, default=None)
     same = next((found for found in best if plain is not None and _same(found, plain)), None)
@@ -227,6 +227,6 @@ def _unfit(request: PlanRequest, least_bytes: float | None) -> PlanError:
     leanest = "" if least_bytes is None else f": the leanest needs at least {least_bytes / 1e9:.1f} GB"
     return PlanError(
         f"no layout of {request.model.name} fits into {request.limit_bytes / 1e9:.1f} GB of each of "
-        f"{request.cluster.num_devices} GPUs{leanest}; {nearest_changes(request)}",
+        f"{request.cluster.num_devices} GPUs{leanest}; {nearest_changes(request, step_inputs)}",
         exit_code=1,
     )

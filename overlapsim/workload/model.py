@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
 from typing import Final, Literal, get_args
 
 from overlapsim.errors import WorkloadError
@@ -305,13 +307,13 @@ class ModelSpec:
         """Layers, without those of multi-token prediction."""
         return len(self.layers)
 
-    @property
+    @cached_property
     def kinds(self) -> Mapping[Layer, int]:
         """Distinct layers in order of their first appearance, and how often each stands in the model."""
         counts: dict[Layer, int] = {}
         for layer in self.layers:
             counts[layer] = counts.get(layer, 0) + 1
-        return counts
+        return MappingProxyType(counts)
 
 
 def check_size(name: str, value: object, low: int = 1, high: int = MAX_DIMENSION) -> None:
