@@ -79,9 +79,9 @@ def userbuffers(operators: Sequence[OperatorSettings], layout: Layout, version: 
     left: list[str] = []
     tp = layout.tp
     if tp == 1 or not layout.sequence_parallel:
-        names = ", ".join(dict.fromkeys(op.strategy for op in operators))
+        asked = ", ".join(dict.fromkeys(op.strategy for op in operators))
         why = "tp is 1" if tp == 1 else "sequence parallelism is off"
-        reason = (f"{names}: userbuffers need split sequences, and {why}",) if operators else ()
+        reason = (f"{asked}: userbuffers need split sequences, and {why}",) if operators else ()
         return Userbuffers({}, False, False, False, False, False, False, reason)
     chosen = {GEMMS[op.operator, op.pass_]: op for op in operators if (op.operator, op.pass_) in GEMMS}
     left += [f"{op.operator} {op.pass_} has no userbuffers" for op in operators if op not in chosen.values()]

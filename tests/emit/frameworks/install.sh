@@ -19,9 +19,14 @@ install() {
 
 make_venv main
 install main --no-deps torchtitan==0.2.2 tomli tyro docstring-parser typeguard rich shtab markdown-it-py mdurl pygments tokenizers
+install main torchdata datasets pandas tensorboard
 install main psutil tqdm hjson msgpack pydantic py-cpuinfo
 install main --no-deps deepspeed==0.19.8
 install main --no-deps --ignore-requires-python megatron-core==0.19.2
+
+for version in 0.3.1 0.6.2; do
+  install main --no-deps --ignore-requires-python --target "$folder/bridge/$version" "megatron-bridge==$version"
+done
 
 make_venv torchtitan-0.3.0
 install torchtitan-0.3.0 --no-deps torchtitan==0.3.0 spmd_types==0.2.3 torch_checkpointing tyro docstring-parser typeguard rich \
