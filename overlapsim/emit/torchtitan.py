@@ -225,7 +225,10 @@ def _findings(subject: Subject, version: Version) -> Iterator[Finding]:
             f"torchtitan {version} ships no {subject.step.inputs.model}; name your own model in the config, which does "
             "not start before",
         )
-    if version > LAST_TOML:
+    if version <= LAST_TOML:
+        message = "tokenizer, data and optimizer are left at torchtitan's defaults; name yours (model.hf_assets_path ...)"
+        yield Finding("data_open", message)
+    else:
         yield Finding(
             "batches_in_tokens",
             "the repository after torchtitan 0.3.0 counts batches in tokens (num_tokens_per_microbatch_per_dp_rank, "

@@ -172,7 +172,7 @@ def test_split_experts_went_with_the_toml() -> None:
 
 def test_versions_that_were_not_looked_at_are_findings() -> None:
     old, new = EMITTER.emit(subject("fsdp"), "0.1"), EMITTER.emit(subject("fsdp"), "0.9")
-    assert [f.code for f in old.findings] == ["framework_version_stale"]
+    assert [f.code for f in old.findings] == ["framework_version_stale", "data_open"]
     assert [f.code for f in new.findings] == ["framework_version_unknown", "batches_in_tokens"]
     assert list(old.files) == ["torchtitan.toml"]
     assert list(new.files) == ["torchtitan_plan.py"]
