@@ -11,6 +11,7 @@ from overlapsim.emit.serving import args_text, training_left, weights_open
 from overlapsim.errors import PlanError
 
 FILE: Final = "sglang.args"
+START: Final = f"python -m sglang.launch_server $(grep -v '^#' {FILE})"
 FLAGS: Final[Mapping[str, Flag]] = {
     "model": Flag("--model-path"),
     "tp": Flag("--tp-size"),
@@ -61,7 +62,7 @@ class Sglang(Emitter):
         for sentence in _left(subject):
             sheet.unsaid(sentence)
         return Emitted(
-            {FILE: comment(self.header(subject, version)) + args_text(sheet)},
+            {FILE: comment((*self.header(subject, version), START)) + args_text(sheet)},
             tuple(sheet.unexpressed),
             weights_open(subject),
         )

@@ -15,6 +15,7 @@ _BACKENDS: Final = (
     *("allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency", "deepep_v2", "nixl_ep"),
     *("mori_high_throughput", "mori_low_latency", "flashinfer_nvlink_two_sided", "flashinfer_nvlink_one_sided"),
 )
+START: Final = f"python -m vllm.entrypoints.openai.api_server $(grep -v '^#' {FILE})"
 FLAGS: Final[Mapping[str, Flag]] = {
     "model": Flag("--model"),
     "tp": Flag("--tensor-parallel-size"),
@@ -62,7 +63,7 @@ class Vllm(Emitter):
         for sentence in _left(subject):
             sheet.unsaid(sentence)
         return Emitted(
-            {FILE: comment(self.header(subject, version)) + args_text(sheet)},
+            {FILE: comment((*self.header(subject, version), START)) + args_text(sheet)},
             tuple(sheet.unexpressed),
             weights_open(subject),
         )

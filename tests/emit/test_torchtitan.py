@@ -196,3 +196,32 @@ def test_degrees_that_make_no_layout() -> None:
     text = "[parallelism]\nexpert_parallel_degree = 3\ndata_parallel_shard_degree = 4\n"
     with pytest.raises(LayoutError):
         reading(read_toml(text, Version.parse("0.2.2")), None)
+
+
+def test_rank_order_recomputation_and_fp8_are_said() -> None:
+    order = ("tp", "sp", "cp", "ep", "pp", "dp")
+    said = EMITTER.emit(changed("dense", rank_order=order), "0.2.2").unexpressed
+    assert any("tp-dp-pp" in line and "tp-pp-dp" in line for line in said)
+    assert not any("fills ranks" in line for line in EMITTER.emit(subject("dense"), "0.2.2").unexpressed)
+    chosen = {"recompute": "selective", "recompute_modules": ("core_attn",)}
+    emitted = EMITTER.emit(changed("dense", **chosen), "0.2.2")
+    content = tomllib.loads(emitted.files["torchtitan.toml"])
+    assert content["activation_checkpoint"] == {"mode": "selective", "selective_ac_option": "op"}
+    assert any("core_attn" in line for line in emitted.unexpressed)
+    text = EMITTER.emit(changed("dense", **chosen), "0.3.0").files["torchtitan_plan.py"]
+    assert "SelectiveAC.Config()" in text
+    content = tomllib.loads(EMITTER.emit(changed("dense", fp8=True), "0.2.2").files["torchtitan.toml"])
+    assert content["model"]["converters"] == ["quantize.linear.float8"]
+    assert content["quantize"]["linear"]["float8"] == {"recipe_name": "rowwise"}
+    assert any(
+        "Float8LinearConverter" in line for line in EMITTER.emit(changed("dense", fp8=True), "0.3.0").unexpressed
+    )
+
+
+def test_strategies_of_whole_graphs_and_kept_parameters() -> None:
+    base = changed("dense", arranging=(("wgrad_delay", {"pending": 2}),))
+    assert any("wgrad_delay (pending 2)" in line for line in EMITTER.emit(base, "0.2.2").unexpressed)
+    kept = EMITTER.emit(changed("fsdp", reshard=False), "0.2.2").files["torchtitan.toml"]
+    assert tomllib.loads(kept)["parallelism"]["fsdp_reshard_after_forward"] == "never"
+    alone = tomllib.loads(EMITTER.emit(changed("fsdp", {"zero": 0}), "0.2.2").files["torchtitan.toml"])["parallelism"]
+    assert (alone["data_parallel_replicate_degree"], alone["data_parallel_shard_degree"]) == (16, 1)
