@@ -165,12 +165,8 @@ class Funnel:
         some = replace(some, composition=composition)
         c, better = self.space.columns, some.bounds
         plain = (c["zero"][some.rows] != SHARDED) & ~is_schedule(c["schedule"][some.rows], PAIRED)
-        if plain.any():
-            try:
-                layers = self._layers(some.rows[plain], composition)
-            except (LayoutError, StrategyError):
-                self.counts["no strategy applies"] += len(some.rows)
-                return
+        layers = self._layers(some.rows[plain], composition) if plain.any() else None
+        if layers is not None:
             better = np.where(plain, np.maximum(better, self.bounds.simulated(some.rows, layers)), better)
         self._push_pipelines(replace(some, bounds=better))
 
@@ -263,17 +259,23 @@ class Funnel:
         found = self._compositions[key]
         return found if found.pairs else None
 
-    def _layers(self, rows: Rows, composition: Composition) -> list[dict[Which, float]]:
-        """Seconds of each kind of layer by pass, in the engine; only of passes that the rows' schedules have."""
+    def _layers(self, rows: Rows, composition: Composition) -> list[dict[Which, float]] | None:
+        """Seconds of each kind of layer by pass, in the engine, for passes that the rows' schedules have.
+
+        None where the first row refuses the strategies: another one may still take them.
+        """
         row = int(rows[0])
-        inputs = self.step(row, composition)
-        pieces = StagePieces(inputs, self.bounds.prices(row), self._paths.schedule(inputs))
         split = is_schedule(self.space.columns["schedule"][rows], SPLIT)
         passes = {"forward", *(_WHOLE if not split.all() else ()), *(_HALVES if split.any() else ())}
-        return [
-            {which: pieces.layer(kind, which).duration_s if which in passes else 0.0 for which in _PASSES}
-            for kind in self.space.model.kinds
-        ]
+        try:
+            inputs = self.step(row, composition)
+            pieces = StagePieces(inputs, self.bounds.prices(row), self._paths.schedule(inputs))
+            return [
+                {which: pieces.layer(kind, which).duration_s if which in passes else 0.0 for which in _PASSES}
+                for kind in self.space.model.kinds
+            ]
+        except (LayoutError, StrategyError):
+            return None
 
     def _fit(self, row: int, inputs: StepInputs) -> bool:
         key = self._values(row, _MEMORY)

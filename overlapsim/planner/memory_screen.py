@@ -1,4 +1,4 @@
-"""Least memory of every candidate of a space, in arrays: states and kept activations, without buffers and allowance."""
+"""Least memory of every candidate of a space, in arrays: states of layers, kept activations, what runtimes take."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from overlapsim.planner.space import RECOMPUTES, SCHEDULE_NAMES, Space
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.traffic import precision_of
 from overlapsim.workload.activations import layer_activations
+from overlapsim.workload.memory import CONTEXT_BYTES, FRAGMENTATION
 from overlapsim.workload.recompute import Recompute
 from overlapsim.workload.stage_weights import LocalParameters, layer_parameters_local
 
@@ -35,7 +36,8 @@ def least_bytes(space: Space, inputs: StepInputs) -> Float:
     for level, bytes_each in ((3, width.parameter_bytes), (2, width.gradient_bytes), (1, width.optimizer_bytes)):
         sharded = c["zero"] >= level
         states += bytes_each * (dense / np.where(sharded, replicas, 1) + expert / np.where(sharded, expert_replicas, 1))
-    return layers * states + _in_flight(space) * _kept(space, inputs) * c["micro_batch"]
+    held = _in_flight(space) * _kept(space, inputs) * c["micro_batch"]
+    return layers * states + (1 + FRAGMENTATION) * held + CONTEXT_BYTES
 
 
 def _parameters(space: Space) -> tuple[Float, Float]:
