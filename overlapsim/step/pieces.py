@@ -36,7 +36,8 @@ def graph_builder(inputs: StepInputs) -> GraphBuilder:
 def _setting(inputs: StepInputs, schedule: PipelineSchedule) -> Setting:
     """What rules on strategies ask of the run: what was said of it, the rest from layout and recompute."""
     given, kind = inputs.composition.setting, inputs.recompute.granularity
-    known = Setting.of(inputs.layout, micro_batches=schedule.num_micro_batches, recompute=kind)
+    micro_batches, p2p = schedule.num_micro_batches, inputs.p2p_mode
+    known = Setting.of(inputs.layout, micro_batches=micro_batches, p2p=p2p, recompute=kind)
     said = {field.name: value for field in fields(Setting) if (value := getattr(given, field.name)) is not None}
     return replace(known, **said)
 

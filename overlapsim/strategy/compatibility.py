@@ -9,6 +9,7 @@ from typing import Final, Literal, Self, get_args
 
 from overlapsim.errors import StrategyError
 from overlapsim.plan import Finding
+from overlapsim.schedule.pipeline_links import P2pMode
 from overlapsim.strategy.base import Need, Strategy, Trait
 from overlapsim.workload.layout import Layout
 
@@ -28,6 +29,7 @@ class Setting:
     tp, cp, pp, vpp, ep, dp : parallel degrees
     sequence_parallel : whether norms and residuals of a tensor-parallel group are split along the sequence
     micro_batches : of one step
+    p2p : how transfers of the pipeline stand to computation
     architecture : of the GPU, as in device profiles
     num_queues : hardware queues (``CUDA_DEVICE_MAX_CONNECTIONS``); None gives every stream its own, as when unset
     recompute : what is recomputed in the backward
@@ -45,6 +47,7 @@ class Setting:
     dp: int | None = None
     sequence_parallel: bool | None = None
     micro_batches: int | None = None
+    p2p: P2pMode | None = None
     architecture: str | None = None
     num_queues: int | None = None
     recompute: Recompute | None = None
@@ -131,8 +134,11 @@ def _of_setting(chosen: Sequence[Strategy], s: Setting) -> Iterator[str]:
         yield f"ep={ep} with tp={tp} needs sequence parallelism: every tensor-parallel rank would dispatch all tokens"
     if vpp > 1 and s.pp == 1:
         yield f"vpp={vpp} with pp=1: there is nothing to interleave"
-    if vpp > 1 and pp == 2 and not any("pipeline_p2p" in c.traits for c in chosen):
-        yield "interleaving over two stages needs transfers beside compute: both neighbours are the same rank"
+    if vpp > 1 and pp == 2 and s.p2p == "blocking" and not any("pipeline_p2p" in c.traits for c in chosen):
+        yield (
+            "interleaving over two stages needs transfers beside compute (steady or overlapped): both neighbours are "
+            "the same rank; p2p is blocking"
+        )
     if vpp > 1 and s.micro_batches is not None and pp > 1 and s.micro_batches % pp:
         yield f"interleaving runs micro-batches in rounds of pp={pp}; {s.micro_batches} do not divide into them"
 

@@ -111,7 +111,7 @@ def test_every_need_has_a_rule_and_a_case() -> None:
     [
         (Setting(ep=8, tp=2, sequence_parallel=False), "ep=8 with tp=2"),
         (Setting(pp=1, vpp=2), "nothing to interleave"),
-        (Setting(pp=2, vpp=2), "two stages"),
+        (Setting(pp=2, vpp=2, p2p="blocking"), "two stages"),
         (Setting(pp=4, vpp=2, micro_batches=10), "rounds of pp=4"),
         (Setting(tp=8, framework="megatron", **HOPPER), "CUDA_DEVICE_MAX_CONNECTIONS=1"),
         (Setting(cp=2, framework="megatron", num_queues=8, **HOPPER), "it is 8"),
@@ -123,7 +123,13 @@ def test_settings_that_no_strategy_can_mend(setting: Setting, word: str) -> None
 
 
 def test_interleaving_over_two_stages_goes_with_transfers_beside_compute() -> None:
-    assert check_compatible((load_strategy("p2p_overlap"),), Setting(pp=2, vpp=2, micro_batches=8)) == ()
+    blocking = Setting(pp=2, vpp=2, micro_batches=8, p2p="blocking")
+    assert check_compatible((load_strategy("p2p_overlap"),), blocking) == ()
+    # The mode of the run decides, whatever strategies operators take.
+    assert check_compatible((load_strategy("fused_tiles"),), blocking) == check_compatible((), blocking) != ()
+    for mode in ("steady", "overlapped", None):
+        for chosen in ((), (load_strategy("fused_tiles"),)):
+            assert check_compatible(chosen, replace(blocking, tp=2, sequence_parallel=True, p2p=mode)) == ()
 
 
 # The matrix of combinations, in the words of strategies that declare them; what ships declares the same.
