@@ -71,9 +71,9 @@ def flags_rule(config: Config) -> Iterator[Lint]:
             yield Lint(
                 "conflict", argument.line, f"{flag} takes a value and has none", "give one, or leave the flag out"
             )
-        elif option.choices and any(v not in option.choices and "$" not in v for v in argument.values):
+        elif (known := option.takes(config.version)) and any(v not in known and "$" not in v for v in argument.values):
             message = f"{flag} is {' '.join(argument.values)}"
-            yield Lint("conflict", argument.line, message, f"expected of {', '.join(option.choices)}")
+            yield Lint("conflict", argument.line, message, f"expected of {', '.join(known)}")
     given = [argument.flag for argument in config.script.arguments]
     for flag in dict.fromkeys(given):
         if given.count(flag) > 1 and flag in options:

@@ -146,7 +146,7 @@ class Flag:
     spelling : as the framework reads it
     form : whether it takes values
     since, until : first version that has it, first that has it no more; empty: all that are known
-    choices : values it takes; empty: any
+    choices : values it takes; empty: any. ``name@0.14`` came with a version, ``name@0.13:0.16`` went again with another
     before : spelling in versions before `since`; empty: there is none
     """
 
@@ -156,6 +156,22 @@ class Flag:
     until: str = ""
     choices: tuple[str, ...] = ()
     before: str = ""
+
+    def takes(self, version: Version) -> tuple[str, ...]:
+        """Values that a version takes; empty: any.
+
+        Examples
+        --------
+        >>> Flag("--format", choices=("torch", "zarr@:0.16", "fsdp@0.14")).takes(Version.parse("0.13"))
+        ('torch', 'zarr')
+        """
+        found = []
+        for choice in self.choices:
+            value, _, span = choice.partition("@")
+            since, _, until = span.partition(":")
+            if (not since or version >= Version.parse(since)) and (not until or version < Version.parse(until)):
+                found.append(value)
+        return tuple(found)
 
     def spelt(self, version: Version) -> str | None:
         """Spelling in a version, or None where the version does not have it."""
@@ -194,12 +210,18 @@ class Sheet:
         """
         flag = self.flags[name]
         assert (flag.form == "switch") == (not values), f"{name} is a {flag.form}"
-        assert not flag.choices or all(str(value) in flag.choices for value in values), f"{name} takes {flag.choices}"
+        known = [choice.partition("@")[0] for choice in flag.choices]
+        assert not known or all(str(value) in known for value in values), f"{name} takes {known}"
         spelling = flag.spelt(self.version)
         if spelling is None:
             when = f"it came with {flag.since}" if flag.since and self.version < Version.parse(flag.since) else "gone"
             lost = f": {why}" if why else ""
             self.unexpressed.append(f"{self.title} {self.version} has no {flag.spelling} ({when}){lost}")
+            return False
+        late = [str(value) for value in values if known and str(value) not in flag.takes(self.version)]
+        if late:
+            lost = f": {why}" if why else ""
+            self.unsaid(f"{self.title} {self.version} has no {', '.join(late)} for {spelling}{lost}")
             return False
         self.lines.append((spelling, values))
         return True

@@ -65,7 +65,7 @@ FLAGS = {
     "old": Flag("--old", "switch", until="0.19"),
     "new": Flag("--new", since="0.16", before="--older"),
     "newest": Flag("--newest", "switch", since="0.19"),
-    "kind": Flag("--kind", choices=("a", "b")),
+    "kind": Flag("--kind", choices=("a", "b@0.19")),
 }
 
 
@@ -76,7 +76,10 @@ def test_a_sheet_holds_what_the_version_has_and_says_the_rest() -> None:
     assert not sheet.set("newest", why="nothing overlaps")
     assert sheet.lines == [("--old", ()), ("--older", (3,))]
     assert sheet.unexpressed == ["It 0.15 has no --newest (it came with 0.19): nothing overlaps"]
+    assert not sheet.set("kind", "b")
+    assert sheet.unexpressed[-1] == "It 0.15 has no b for --kind"
     later = Sheet("It", FLAGS, Version.parse("0.19"))
+    assert later.set("kind", "b")
     assert not later.set("old")
     assert later.unexpressed == ["It 0.19 has no --old (gone)"]
     assert spelt(FLAGS, Version.parse("0.19")) == {"--new": "new", "--newest": "newest", "--kind": "kind"}
