@@ -23,7 +23,13 @@ def folder() -> Path:
 
 
 def parse(environment: str, script: str, *arguments: object) -> tuple[Any, str]:
-    """What a framework's parser makes of a file, and what it says where it refuses (then None).
+    """What a framework's parser makes of a file, and what it says where it refuses (then None)."""
+    found, said = parse_all(environment, script, *arguments)
+    return (found[-1] if found else None), said
+
+
+def parse_all(environment: str, script: str, *arguments: object) -> tuple[list[Any], str]:
+    """What a framework's parser makes of each file, and what it says where it refuses one (then none).
 
     Parameters
     ----------
@@ -36,8 +42,8 @@ def parse(environment: str, script: str, *arguments: object) -> tuple[Any, str]:
         pytest.skip(f"{environment} has no {module}")
     done = _run(python, str(HERE / script), *map(str, arguments))
     if done.returncode:
-        return None, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), ""
+        return [], done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")], ""
 
 
 @functools.cache

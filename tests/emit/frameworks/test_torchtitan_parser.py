@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from overlapsim.emit.torch_schedules import schedule_class
 from overlapsim.emit.torchtitan import EMITTER
 from overlapsim.workload.stages import spread_layers
-from tests.emit.frameworks.runs import parse
+from tests.emit.frameworks.runs import parse, parse_all
 from tests.emit.subjects import PLANS, changed, subject
 
 pytestmark = pytest.mark.frameworks
@@ -17,17 +18,27 @@ PARSER = "torchtitan_parser.py"
 ENVIRONMENTS = {"0.2.2": ("main", "torchtitan.toml"), "0.3.0": ("torchtitan-0.3.0", "torchtitan_plan.py")}
 
 
-@pytest.mark.parametrize("version", ENVIRONMENTS)
+@pytest.fixture(scope="module", params=ENVIRONMENTS)
+def parsed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    """Version, and what its parser makes of each plan: one process for all, since importing takes seconds."""
+    version = request.param
+    environment, file = ENVIRONMENTS[version]
+    arguments: list[object] = []
+    for name in PLANS:
+        here = tmp_path_factory.mktemp(name)
+        for other, text in EMITTER.emit(subject(name), version).files.items():
+            (here / other).write_text(text, encoding="utf-8")
+        arguments += [here / file, subject(name).layout.world_size, subject(name).spec.num_layers]
+    found, said = parse_all(environment, PARSER, *arguments)
+    assert len(found) == len(PLANS), said
+    return version, dict(zip(PLANS, found, strict=True))
+
+
 @pytest.mark.parametrize("name", PLANS)
-def test_plans_are_parsed_as_planned(name: str, version: str, tmp_path: Path) -> None:
+def test_plans_are_parsed_as_planned(name: str, parsed: tuple[str, dict[str, Any]]) -> None:
     base = subject(name)
     layout, settings = base.layout, base.settings
-    emitted = EMITTER.emit(base, version)
-    for file, text in emitted.files.items():
-        (tmp_path / file).write_text(text, encoding="utf-8")
-    environment, file = ENVIRONMENTS[version]
-    found, said = parse(environment, PARSER, tmp_path / file, layout.world_size, base.spec.num_layers)
-    assert found is not None, said
+    version, found = parsed[0], parsed[1][name]
     assert found["version"] == version
     assert found["dims"] == {
         "dp_replicate": layout.hsdp,

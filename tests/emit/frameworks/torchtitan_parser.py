@@ -1,4 +1,4 @@
-"""Run by a Python that has torchtitan: parse one config with its own parser and print what it became, as JSON."""
+"""Run by a Python that has torchtitan: parse configs with its own parser and print what each became, a line of JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def main(path: Path, world_size: int, num_layers: int) -> dict[str, Any]:
 
         more = {"etp": config.parallelism.expert_tensor_parallel_degree}
     else:
+        # Modules of the same name stand in the folders of several plans.
         sys.path.insert(0, str(path.parent))
+        sys.modules.pop(path.stem, None)
         config = ConfigManager().parse_args(["--module", path.stem, "--config", "plan"])
         from torchtitan.distributed.pipeline_parallel import _generate_llm_fqn_per_model_part as modules
 
@@ -61,4 +63,5 @@ def main(path: Path, world_size: int, num_layers: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))
+    for place in range(1, len(sys.argv), 3):
+        print(json.dumps(main(Path(sys.argv[place]), int(sys.argv[place + 1]), int(sys.argv[place + 2]))))
