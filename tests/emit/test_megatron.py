@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from overlapsim.emit.lint_base import Facts
 from overlapsim.emit.megatron import ARGUMENTS, EMITTER, ENVIRONMENT
 from overlapsim.emit.megatron_env import Run, queues
 from overlapsim.emit.megatron_layout import stages_text
@@ -154,4 +153,3 @@ def test_the_userbuffer_file_is_yaml_that_names_the_switches() -> None:
     assert f"--tp-comm-overlap-cfg {FILE}\n" in files[ARGUMENTS]
     assert set(parse(files[FILE])) <= {"qkv_fprop", "proj_fprop", "fc1_fprop", "fc2_fprop", "fc2_dgrad", "proj_dgrad"}
     assert "# beside it: --tp-comm-overlap" in files[FILE]
-    assert Facts(architecture="hopper").architecture == "hopper"
