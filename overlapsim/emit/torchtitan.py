@@ -226,7 +226,7 @@ def _findings(subject: Subject, version: Version) -> Iterator[Finding]:
             "not start before",
         )
     if version <= LAST_TOML:
-        message = "tokenizer, data and optimizer are left at torchtitan's defaults; name yours (model.hf_assets_path ...)"
+        message = "tokenizer, data and optimizer are torchtitan's defaults; name yours (model.hf_assets_path ...)"
         yield Finding("data_open", message)
     else:
         yield Finding(
