@@ -97,6 +97,29 @@ def size_bytes(text: str) -> float:
     return size
 
 
+LEAST_GPU_BYTES: Final = 2**30
+"""No GPU that is planned for has less: a bare number below it was meant in another unit."""
+
+
+def gpu_memory_bytes(text: str) -> float:
+    """Memory of a GPU such as ``70GiB``: a bare number of bytes is taken where a GPU may have as much.
+
+    Raises
+    ------
+    UsageError
+        If the text is not a positive size, or a number without a unit below 1 GiB.
+
+    Examples
+    --------
+    >>> gpu_memory_bytes("70GiB")
+    75161927680.0
+    """
+    size = size_bytes(text)
+    if size < LEAST_GPU_BYTES and not any(letter in "kKMGTPEiB" for letter in text):
+        raise UsageError(f"{text!r} is {size:g} bytes, and no GPU has as little; give a unit such as 70GiB")
+    return size
+
+
 def kernel_times(entries: Sequence[str], own_kernel: Sequence[str], known: Sequence[str]) -> Mapping[str, float]:
     """Parse ``STRATEGY=TIME`` entries.
 

@@ -12,7 +12,7 @@ import click
 
 from overlapsim import __version__
 from overlapsim.cli.emit_files import emit_all, emitted_json, show_emitted, write_emitted
-from overlapsim.cli.options import size_bytes
+from overlapsim.cli.options import gpu_memory_bytes
 from overlapsim.cli.output import compile_note, print_json
 from overlapsim.cli.plan_files import output_folder, write_answer
 from overlapsim.cli.plan_view import answer_json, infeasible_json, plan_table
@@ -46,7 +46,9 @@ def words(text: str) -> tuple[str, ...]:
 @click.option("--seq", type=click.IntRange(1), required=True, help="Tokens of a sequence.")
 @click.option("--constraint", "constraints", multiple=True, metavar="RULE", help="tp<=8, pp>=2 ...; repeatable.")
 @click.option("--fix", multiple=True, metavar="NAME=VALUE", help="pp=4, micro_batch=1, recompute=full ...; repeatable.")
-@click.option("--memory", type=size_bytes, metavar="SIZE", help="Of one GPU, such as 75GiB (default: all of its HBM).")
+@click.option(
+    "--memory", type=gpu_memory_bytes, metavar="SIZE", help="Of one GPU, such as 75GiB (default: all of its HBM)."
+)
 @click.option("--objective", type=click.Choice(get_args(Objective)), default="step_time", show_default=True)
 @click.option(
     "--perturb",

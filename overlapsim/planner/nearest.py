@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -13,7 +14,6 @@ from overlapsim.planner.memory_screen import least_bytes
 from overlapsim.planner.space import RECOMPUTES, Axes, Space, divisors, enumerate_space
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.simulate import step_memory, step_schedule
-from overlapsim.units import format_bytes
 
 if TYPE_CHECKING:
     from overlapsim.planner.search import PlanRequest
@@ -81,7 +81,7 @@ def _rules(request: PlanRequest, step: Step) -> Iterator[str]:
         if _fits(replace(request, constraints=others), step):
             yield f"without {rule}"
     if not request.axes.uneven and _fits(replace(request, axes=replace(request.axes, uneven=True)), step):
-        yield "with uneven stages"
+        yield "with uneven stages (--uneven)"
 
 
 def _saved(request: PlanRequest, step: Step) -> Iterator[str]:
@@ -96,7 +96,8 @@ def _saved(request: PlanRequest, step: Step) -> Iterator[str]:
             yield what
     needed = least_needed(request, step)
     if request.limit_bytes < needed <= request.cluster.device.hbm_bytes:
-        yield f"with {format_bytes(needed)} of each GPU"
+        # Rounded up: what is named must be enough.
+        yield f"--memory {math.ceil(needed / 2**30 * 10) / 10:.1f}GiB"
 
 
 def _batches(request: PlanRequest, step: Step) -> Iterator[str]:
@@ -113,7 +114,7 @@ def _batches(request: PlanRequest, step: Step) -> Iterator[str]:
         found = (size for size in side if _fits(replace(request, global_batch=size), step))
         names += [size for size, _ in zip(found, range(NEAR), strict=False)]
     if names:
-        yield f"a global batch of {' or '.join(str(size) for size in sorted(names))}"
+        yield f"a global batch of {' or '.join(str(size) for size in sorted(names))} (--global-batch)"
 
 
 def _nodes(request: PlanRequest, step: Step) -> Iterator[str]:
@@ -126,5 +127,5 @@ def _nodes(request: PlanRequest, step: Step) -> Iterator[str]:
         except OverlapSimError:
             return
         if _fits(larger, step):
-            yield f"{count} nodes ({larger.cluster.num_devices} GPUs)"
+            yield f"{count} nodes (--nodes {count}: {larger.cluster.num_devices} GPUs)"
             return

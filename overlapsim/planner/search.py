@@ -17,6 +17,7 @@ from overlapsim.planner.space import OVERLAPS, RECOMPUTES, SCHEDULE_NAMES, Axes,
 from overlapsim.step.inputs import DP_OVERLAPS, StepInputs
 from overlapsim.step.simulate import StepResult, simulate_step
 from overlapsim.strategy.compose import Composition
+from overlapsim.units import format_bytes
 from overlapsim.workload.model import ModelSpec
 from overlapsim.workload.recipe import Recipe
 from overlapsim.workload.recompute import Recompute
@@ -224,9 +225,9 @@ def _reasons(pruned: Mapping[str, int]) -> str:
 
 def _unfit(request: PlanRequest, least_bytes: float | None) -> PlanError:
     """What to say where nothing fits."""
-    leanest = "" if least_bytes is None else f": the leanest needs at least {least_bytes / 1e9:.1f} GB"
+    leanest = "" if least_bytes is None else f": the leanest needs at least {format_bytes(least_bytes)}"
     return PlanError(
-        f"no layout of {request.model.name} fits into {request.limit_bytes / 1e9:.1f} GB of each of "
+        f"no layout of {request.model.name} fits into {format_bytes(request.limit_bytes)} of each of "
         f"{request.cluster.num_devices} GPUs{leanest}; {nearest_changes(request, step_inputs)}",
         exit_code=1,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlapsim.cli.options import dimensions, kernel_times
+from overlapsim.cli.options import dimensions, gpu_memory_bytes, kernel_times
 from overlapsim.errors import UsageError
 
 KNOWN = ("chunked", "serial", "wave_group")
@@ -55,3 +55,16 @@ def test_kernel_times() -> None:
 def test_kernel_times_refuses(entries: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         kernel_times(entries, ("wave_group",), KNOWN)
+
+
+@pytest.mark.parametrize("text", ["70", "1e6", "1073741823"])
+def test_memory_without_a_unit_that_no_gpu_has_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="give a unit such as 70GiB"):
+        gpu_memory_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("70GiB", 70 * 2**30), ("80 GB", 8e10), ("512MiB", 2**29), ("75161927680", 75161927680)]
+)
+def test_memory_with_a_unit_or_enough_bytes_is_taken(text: str, size: float) -> None:
+    assert gpu_memory_bytes(text) == size

@@ -108,7 +108,15 @@ def test_nothing_feasible_exits_1_and_says_what_to_change(capsys, model: Path, t
     answer = json.loads(out)
     assert (set(answer), answer["feasible"], answer["plans"]) == (KEYS, False, [])
     assert err.count("error:") == 1
-    assert "--memory" in err
+    asked = err.split("--memory ")[1].split()[0].rstrip(";")
+    assert not err.strip().endswith(";")
+    code, _, err = run(capsys, arguments(model, "--memory", asked, "--top", "1"))
+    assert code == 0, err
+
+
+def test_memory_without_a_unit_is_refused(capsys, model: Path) -> None:
+    code, _, err = run(capsys, arguments(model, "--memory", "70"))
+    assert (code, "give a unit such as 70GiB" in err) == (2, True)
 
 
 @pytest.mark.parametrize(
