@@ -13,6 +13,7 @@ import numpy as np
 import yaml
 
 from overlapsim.accuracy.steps_ablations import ablations
+from overlapsim.accuracy.steps_choice import choice_notes
 from overlapsim.accuracy.steps_data import (
     Measured,
     Published,
@@ -72,7 +73,7 @@ def evaluate(data: Path | None = None) -> Suite:
     models: Models = {}
     rows, notes = _multi_rows([row for row in asked if not row.one_node], known, split, models, ablate=data is None)
     single, single_notes = _single_rows([row for row in asked if row.one_node], known, split)
-    rows, notes = rows + single, notes | single_notes
+    rows, notes = rows + single, notes | single_notes | _choice_notes(asked, rows + single)
     findings: tuple[Finding, ...] = FINDINGS[:2]
     if data is None:
         published, published_notes = _published_rows()
@@ -160,6 +161,16 @@ def _cells(rows: Sequence[Measured], errors: Sequence[float]) -> str:
         return ""
     median, mean = by_cell([row.cell for row in rows], errors)
     return f"; cells: median {100 * median:.1f}, mean {100 * mean:.1f} %"
+
+
+def _choice_notes(asked: Iterable[Measured], rows: Iterable[Row]) -> dict[str, str]:
+    """How good the layout is that predictions put first, over one model, machine and batch."""
+    predicted = {row.id: row.predicted for row in rows}
+    tables: dict[str, list[Timed]] = {}
+    for row in asked:
+        timed = Timed((row.model, row.gpus, row.global_batch), row.time_s, predicted[row.id])
+        tables.setdefault("vtrain-single" if row.one_node else "vtrain-multi, all rows", []).append(timed)
+    return choice_notes(tables)
 
 
 def _order_notes(name: str, rows: Iterable[Measured], predicted_s: dict[str, float]) -> dict[str, Any]:

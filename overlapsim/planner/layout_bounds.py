@@ -214,8 +214,9 @@ class LayoutBounds:
         )
 
     def _sharded(self, rows: Rows, parts: Parts, builder: GraphBuilder, prices: PriceBook) -> Parts:
-        """Add what layers gather and scatter in each pass at ZeRO 3, on the compute stream."""
+        """Add what layers gather and scatter in each pass at ZeRO 3, on the compute stream; F&B pairs may hide it."""
         sharded = self.space.columns["zero"][rows] == SHARDED
+        sharded &= ~is_schedule(self.space.columns["schedule"][rows], PAIRED)
         if not sharded.any():
             return parts
         moved = [self._replicas.sharded(kind, builder, prices) for kind in self._kinds]
