@@ -23,6 +23,7 @@ from overlapsim.schedule.pipeline_links import P2P_MODES
 from overlapsim.step.capacity import memory_shortfall
 from overlapsim.step.inputs import DEFAULT_BUCKET_BYTES, DP_OVERLAPS, StepInputs
 from overlapsim.step.perturb import Perturbation
+from overlapsim.step.pieces import layer_gemms
 from overlapsim.step.simulate import simulate_step, step_memory, step_schedule
 from overlapsim.strategy.overlaps import composition
 from overlapsim.units import DTYPE_BYTES
@@ -108,10 +109,11 @@ def command(**given: Any) -> None:
         rings=given["rings"],
         rank_order=given["rank_order"] or ORDER,
         sustained_clock=given["sustained_clock"],
-        composition=composition(given["overlap"]),
         contention=not given["no_contention"],
         perturbation=given["perturb"],
     )
+    if given["overlap"]:
+        inputs = replace(inputs, composition=composition(given["overlap"], layer_gemms(inputs)))
     shortfall = memory_shortfall(inputs, step_memory(inputs, step_schedule(inputs)))
     if shortfall and not given["ignore_memory"]:
         raise LayoutError(f"{shortfall}; --ignore-memory simulates it all the same", exit_code=1)

@@ -9,6 +9,7 @@ import msgspec
 
 from overlapsim.cli.output import console, print_json
 from overlapsim.strategy.base import Strategy
+from overlapsim.strategy.parameter_words import parameter_example, parameter_words
 from overlapsim.strategy.registry import load_strategies, load_strategy
 
 
@@ -40,20 +41,27 @@ def list_(as_json: bool) -> None:
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(name: str, as_json: bool) -> None:
-    """Show what strategy NAME hides, costs and needs."""
+    """Show what strategy NAME hides, costs and needs, and its parameters."""
     strategy = load_strategy(name)
     info = _entry(strategy)
     if as_json:
         print_json(info)
         return
     for key, value in info.items():
-        click.echo(f"{key:12} {'; '.join(value) or '-' if isinstance(value, list | tuple) else value}")
+        if key != "parameters":
+            click.echo(f"{key:12} {'; '.join(value) or '-' if isinstance(value, list | tuple) else value}")
+    for number, (name, word) in enumerate(info["parameters"].items()):
+        click.echo(f"{'' if number else 'parameters':12} {name}: {word}")
+    if example := parameter_example(strategy.parameter_type):
+        where = "step" if strategy.scope == "graph" else "OPERATOR"
+        click.echo(f"{'example':12} simulate --overlap {where}={strategy.name}:{example}")
 
 
 def _entry(strategy: Strategy) -> dict[str, Any]:
     facts = {"name": strategy.name, "overlaps": strategy.overlaps, "takes": _takes(strategy)}
     together = {"traits": sorted(strategy.traits), "needs": list(strategy.needs), "excludes": sorted(strategy.excludes)}
-    return {**facts, **msgspec.to_builtins(strategy.info), **together}
+    parameters = {"parameters": parameter_words(strategy.parameter_type)}
+    return {**facts, **msgspec.to_builtins(strategy.info), **together, **parameters}
 
 
 _PLACES: Final = {

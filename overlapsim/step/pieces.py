@@ -20,6 +20,7 @@ from overlapsim.step.sharded_pieces import ShardedPieces
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.compatibility import Setting, check_compatible
 from overlapsim.strategy.compose import Composition
+from overlapsim.strategy.overlaps import unknown_gemm
 from overlapsim.workload.build import GraphBuilder, Which
 from overlapsim.workload.model import Layer
 from overlapsim.workload.operators import CollectiveOp, GemmOp, OperatorGraph
@@ -31,6 +32,14 @@ def graph_builder(inputs: StepInputs) -> GraphBuilder:
     i = inputs
     imbalance = i.perturbation.imbalance
     return GraphBuilder(i.model, i.layout, i.recipe, i.job.micro_batch, i.job.seq_len, i.recompute, imbalance)
+
+
+def layer_gemms(inputs: StepInputs) -> set[tuple[str, str]]:
+    """(Operator, pass) of every GEMM of the step's layers."""
+    which: tuple[Which, ...] = ("forward", "backward", "input_grad", "weight_grad")
+    builder = graph_builder(inputs)
+    graphs = [builder.layer(layer, w) for layer in inputs.model.kinds for w in which]
+    return {(op.name, op.pass_) for graph in graphs for op in graph.operators if isinstance(op, GemmOp)}
 
 
 def _setting(inputs: StepInputs, schedule: PipelineSchedule) -> Setting:
@@ -267,15 +276,12 @@ class StagePieces:
 
     def _check_pairs(self) -> None:
         """Refuse strategies for operators that no layer has: each graph takes those it has, and none has them."""
-        which: tuple[Which, ...] = ("forward", "backward", "input_grad", "weight_grad")
-        graphs = [self.builder.layer(layer, w) for layer in self.inputs.model.kinds for w in which]
-        known = {(op.name, op.pass_) for graph in graphs for op in graph.operators if isinstance(op, GemmOp)}
-        for name, pass_ in self.inputs.composition.pairs:
-            if (name, pass_) not in known:
-                there = ", ".join(f"{name}:{pass_}" for name, pass_ in sorted(known))
+        known = layer_gemms(self.inputs)
+        for key in self.inputs.composition.pairs:
+            if key not in known:
                 raise StrategyError(
-                    f"a strategy is chosen for {name} {pass_}, and no layer of {self.inputs.model.name} has such a "
-                    f"GEMM; expected one of {there}"
+                    f"a strategy is chosen for {' '.join(key)}, and no layer of {self.inputs.model.name} has such a "
+                    f"GEMM: {unknown_gemm(key, known)}"
                 )
 
     def _simulate(self, graph: OperatorGraph, *, follows: bool = True) -> Piece:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from overlapsim.cost.prices import PriceBook
 from overlapsim.errors import StrategyError
 from overlapsim.plan import Cause, Finding
+from overlapsim.strategy.parameter_words import parameter_example, parameter_words
 from overlapsim.strategy.tasks import Placement, Site
 from overlapsim.workload.operators import CollectiveOp, GemmOp, OperatorGraph
 
@@ -258,7 +259,11 @@ class Strategy(ABC):
         try:
             msgspec.convert(dict(parameters), self.parameter_type)
         except msgspec.ValidationError as error:
-            raise StrategyError(f"parameters of {self.name} cannot be used: {error}") from None
+            takes = "; ".join(f"{name}: {word}" for name, word in parameter_words(self.parameter_type).items())
+            example = parameter_example(self.parameter_type)
+            raise StrategyError(
+                f"parameters of {self.name} cannot be used: {error}; it takes {takes}; such as {self.name}:{example}"
+            ) from None
 
     @abstractmethod
     def applies_to(self, context: Context) -> Applicability:

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from overlapsim.errors import UsageError
 from overlapsim.strategy.compose import Chosen, Composition
+from overlapsim.strategy.parameter_words import parameter_defaults
 from overlapsim.strategy.registry import load_strategy
 
 WHOLE: Final = "step"
@@ -20,19 +22,24 @@ PASSES: Final = ("fwd", "dgrad", "wgrad", "recompute")
 _FORM: Final = "expected OPERATOR[:PASS]=STRATEGY[:NAME=VALUE,...] such as mlp.fc2=chunked:chunks=4"
 # Commas between parameters, not those inside a list.
 _COMMA: Final = re.compile(r",(?![^\[]*\])")
+# A tile as tables print it.
+_TILE: Final = re.compile(r"\d+(x\d+)+")
 
 
-def composition(entries: Sequence[str]) -> Composition:
+def composition(entries: Sequence[str], known: Collection[tuple[str, str]] | None = None) -> Composition:
     """Strategies by operator.
 
     Parameters
     ----------
-    entries : as given; the forward pass where none is named. A value is a number, a list such as ``[4,4]`` or a word
+    entries : as given; the forward pass where none is named. A value is a number, a list such as ``[4,4]``,
+        a tile such as ``128x256x64``, or a word
+    known : (operator, pass) of the GEMMs there are; None where they are checked later
 
     Raises
     ------
     UsageError
-        If an entry has another form, names an unknown pass, or an operator (with ``step`` a strategy) comes twice.
+        If an entry has another form, names an unknown operator or pass, or an operator (with ``step`` a strategy)
+        comes twice.
     StrategyError
         If the strategy is unknown or does not take the parameters.
 
@@ -54,16 +61,39 @@ def composition(entries: Sequence[str]) -> Composition:
         if key[1] not in PASSES or (operator == WHOLE and pass_):
             expected = "expected none with step" if operator == WHOLE else f"expected one of {', '.join(PASSES)}"
             raise UsageError(f"--overlap {entry!r} names the pass {pass_!r}; {expected}")
+        if operator != WHOLE and known is not None and key not in known:
+            raise UsageError(f"--overlap {entry!r}: {unknown_gemm(key, known)}")
         if key in pairs or (operator == WHOLE and name in arranging):
             what = name if operator == WHOLE else f"{operator}:{key[1]}"
             raise UsageError(f"--overlap names {what} twice; give it once")
-        chosen = Chosen(load_strategy(name), _parameters(entry, rest))
-        chosen.strategy.check(chosen.parameters)
+        strategy, parameters = load_strategy(name), _parameters(entry, rest)
+        strategy.check(parameters)
+        chosen = Chosen(strategy, {**parameter_defaults(strategy.parameter_type), **parameters})
         if operator == WHOLE:
             arranging[name] = chosen
         else:
             pairs[key] = chosen
     return Composition(tuple(arranging.values()), pairs)
+
+
+def unknown_gemm(key: tuple[str, str], known: Collection[tuple[str, str]]) -> str:
+    """Say that a GEMM is unknown, and which there are.
+
+    Examples
+    --------
+    >>> unknown_gemm(("mlp.fc3", "fwd"), [("mlp.fc2", "dgrad"), ("mlp.fc2", "fwd"), ("attn.out", "fwd")])
+    "operator 'mlp.fc3' is unknown: did you mean 'mlp.fc2'? expected one of attn.out (fwd), mlp.fc2 (dgrad, fwd)"
+    """
+    passes: dict[str, list[str]] = {}
+    for name, pass_ in sorted(known):
+        passes.setdefault(name, []).append(pass_)
+    there = ", ".join(f"{name} ({', '.join(of)})" for name, of in passes.items())
+    name, pass_ = key
+    if name in passes:
+        return f"operator {name!r} has no pass {pass_!r} with a GEMM; expected one of {there}"
+    near = difflib.get_close_matches(name, passes, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"operator {name!r} is unknown: {hint}expected one of {there}"
 
 
 def _parameters(entry: str, text: str) -> dict[str, Any]:
@@ -77,6 +107,8 @@ def _parameters(entry: str, text: str) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
+    if _TILE.fullmatch(text):
+        return [int(part) for part in text.split("x")]
     try:
         return json.loads(text)
     except ValueError:

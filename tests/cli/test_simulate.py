@@ -10,7 +10,10 @@ import pytest
 
 from overlapsim.cli.main import main
 from overlapsim.errors import StrategyError, UsageError
+from overlapsim.strategy.base import Strategy
 from overlapsim.strategy.overlaps import composition
+from overlapsim.strategy.parameter_words import parameter_example, parameter_words
+from overlapsim.strategy.registry import load_strategies
 from overlapsim.testing.traces import check_trace
 
 KEYS = [
@@ -211,7 +214,7 @@ def test_memory_that_does_not_fit(capsys) -> None:
         (f"{SMALL} --stage-layers 16,17", 2, "with the sum 32"),
         (f"{SMALL} --perturb slow=2", 2, "expected a share in (0, 1]"),
         (f"{SMALL} --overlap mlp.fc2", 2, "expected OPERATOR[:PASS]=STRATEGY"),
-        (f"{SMALL} --overlap moe.fc2=chunked:chunks=2", 2, "no layer of llama3-8b has such a GEMM"),
+        (f"{SMALL} --overlap moe.fc2=chunked:chunks=2", 2, "operator 'moe.fc2' is unknown"),
         (f"{SMALL} --trace step.txt", 2, "expected a name that ends in .json or .json.gz"),
         (f"{SMALL} --trace nowhere/step.json", 2, "nowhere"),
         ("llama3-8b --cluster h100-sxm8 --layout tp=3 --global-batch 8 --seq 4096", 2, "8 ranks do not divide"),
@@ -280,6 +283,41 @@ def test_overlaps_are_read() -> None:
     (whole,) = composition(["step=wgrad_delay:pending=2"]).arranging
     assert (whole.strategy.name, whole.parameters) == ("wgrad_delay", {"pending": 2})
     assert chosen.parameters == {"tile": [128, 256, 32], "swizzle": 1, "sms": "steal", "group_tiles": [8, 8]}
+
+
+@pytest.mark.parametrize("strategy", load_strategies(), ids=lambda strategy: strategy.name)
+def test_the_example_of_a_strategy_is_taken(strategy: Strategy) -> None:
+    example = parameter_example(strategy.parameter_type)
+    where = "step" if strategy.scope == "graph" else "mlp.fc2"
+    found = composition([f"{where}={strategy.name}:{example}"])
+    (chosen,) = (*found.pairs.values(), *found.arranging)
+    # What was left out is filled in.
+    assert set(chosen.parameters) == set(parameter_words(strategy.parameter_type))
+
+
+def test_tiles_are_read_as_tables_print_them() -> None:
+    texts = ("tile=128x256x64,comm_rows=1024", "tile=[128,256,64],comm_rows=1024")
+    printed, listed = (composition([f"mlp.fc2=fused_tiles:{text}"]).pairs["mlp.fc2", "fwd"] for text in texts)
+    assert printed.parameters == listed.parameters
+
+
+def test_an_unknown_operator_is_named_before_missing_parameters(capsys) -> None:
+    code, _, err = run(capsys, f"{SMALL} --overlap mlp.fc9=fused_tiles")
+    assert code == 2
+    assert "operator 'mlp.fc9' is unknown: did you mean 'mlp.fc2'? expected one of attn.out (" in err
+    assert "tile" not in err.replace("fused_tiles", "")
+
+
+def test_missing_parameters_are_answered_with_those_there_are() -> None:
+    with pytest.raises(StrategyError, match=r"comm_rows: whole number.*such as fused_tiles:tile=128x256x64"):
+        composition(["mlp.fc2=fused_tiles"])
+
+
+def test_strategies_show_lists_parameters(capsys) -> None:
+    main(["strategies", "show", "fused_tiles"])
+    out = capsys.readouterr().out
+    assert "comm_rows: whole number" in out
+    assert "OPERATOR=fused_tiles:tile=128x256x64,comm_rows=1024" in out
 
 
 @pytest.mark.parametrize(
