@@ -24,12 +24,18 @@ def folder() -> Path:
 
 def parse(environment: str, script: str, *arguments: object) -> tuple[Any, str]:
     """What a framework's parser makes of a file, and what it says where it refuses (then None)."""
-    found, said = parse_all(environment, script, *arguments)
-    return (found[-1] if found else None), said
+    lines, said = _lines(environment, script, *arguments)
+    return (json.loads(lines[-1]) if lines else None), said
 
 
 def parse_all(environment: str, script: str, *arguments: object) -> tuple[list[Any], str]:
-    """What a framework's parser makes of each file, and what it says where it refuses one (then none).
+    """What a framework's parser makes of each file, a line each, and what it says where it refuses one (then none)."""
+    lines, said = _lines(environment, script, *arguments)
+    return [json.loads(line) for line in lines if line.startswith("{")], said
+
+
+def _lines(environment: str, script: str, *arguments: object) -> tuple[list[str], str]:
+    """What a script printed, empty where it failed, and its complaints.
 
     Parameters
     ----------
@@ -41,9 +47,7 @@ def parse_all(environment: str, script: str, *arguments: object) -> tuple[list[A
     if not _has(python, module):
         pytest.skip(f"{environment} has no {module}")
     done = _run(python, str(HERE / script), *map(str, arguments))
-    if done.returncode:
-        return [], done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")], ""
+    return ([], done.stderr) if done.returncode else (done.stdout.splitlines(), "")
 
 
 @functools.cache
