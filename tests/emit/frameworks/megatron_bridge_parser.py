@@ -1,7 +1,7 @@
 """Run an emitted Megatron Bridge file against the library's own overlap config, with stand-ins for model classes.
 
 ``python megatron_bridge_parser.py PACKAGES (WORLD FILE)...``: PACKAGES holds the wheel (``pip install --target``).
-Prints a JSON list: the overlap config that the library settles on for each file, or the error.
+Prints a JSON line a file: the overlap config that the library settles on, or the error.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def main() -> None:
     packages, *pairs = sys.argv[1:]
     overlap = load(Path(packages))
     files = zip(pairs[::2], pairs[1::2], strict=True)
-    print(json.dumps([run(overlap, int(world), Path(path)) for world, path in files], default=str))
+    for world, path in files:
+        print(json.dumps(run(overlap, int(world), Path(path)), default=str))
 
 
 if __name__ == "__main__":

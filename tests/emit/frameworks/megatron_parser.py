@@ -1,4 +1,4 @@
-"""Run Megatron's own argument checks and rank grid on files of arguments, without a GPU; prints a JSON list.
+"""Run Megatron's own argument checks and rank grid on files of arguments, without a GPU; prints a JSON line a file.
 
 ``python megatron_parser.py [--tree FOLDER] FILE...``: the installed megatron-core (0.19.2 holds ``megatron.training``),
 or the checkout in FOLDER. Transformer Engine counts as 2.18 and the GPU as a Hopper. The configuration is built
@@ -118,7 +118,8 @@ def main() -> None:
     tree = given.pop(1) if given[:1] == ["--tree"] else None
     given = given[1:] if tree else given
     arguments = load(tree)
-    print(json.dumps([check(arguments, Path(path)) for path in given]))
+    for path in given:
+        print(json.dumps(check(arguments, Path(path))))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from overlapsim.emit.megatron_bridge import EMITTER, FILE
-from tests.emit.frameworks.runs import folder, parse
+from tests.emit.frameworks.runs import folder, parse_all
 from tests.emit.subjects import PLANS, subject
 
 pytestmark = pytest.mark.frameworks
@@ -23,8 +23,8 @@ def test_plans_settle_as_planned(version: str, tmp_path: Path) -> None:
         path = tmp_path / f"{name}.py"
         path.write_text(EMITTER.emit(subject(name), version).files[FILE])
         files += [subject(name).layout.world_size, path]
-    found, said = parse("main", "megatron_bridge_parser.py", packages, *files)
-    assert found is not None, said
+    found, said = parse_all("main", "megatron_bridge_parser.py", packages, *files)
+    assert found, said
     for entry in found:
         plan = subject(Path(entry["file"]).stem)
         layout, overlap = plan.layout, plan.settings.dp_overlap

@@ -11,7 +11,7 @@ from overlapsim.emit.lint_base import Facts
 from overlapsim.emit.lint_megatron import LINTER
 from overlapsim.emit.megatron import ARGUMENTS, EMITTER
 from overlapsim.workload.rank_map import RankMap
-from tests.emit.frameworks.runs import parse
+from tests.emit.frameworks.runs import parse_all
 from tests.emit.subjects import PLANS, changed, subject
 from tests.emit.test_lint_megatron import KNOWN_GOOD, NAMED
 from tests.emit.test_megatron import CHANGES
@@ -38,8 +38,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         (folder / f"{name}.args").write_text(EMITTER.emit(changed(base, layout, **settings)).files[ARGUMENTS])
     for name, (text, _) in NAMED.items():
         (folder / f"bad {name}.args").write_text(text)
-    found, said = parse("main", PARSER, *sorted(folder.glob("*.args")), *KNOWN_GOOD)
-    assert found is not None, said
+    found, said = parse_all("main", PARSER, *sorted(folder.glob("*.args")), *KNOWN_GOOD)
+    assert found, said
     return {Path(entry["file"]).stem: entry for entry in found}
 
 

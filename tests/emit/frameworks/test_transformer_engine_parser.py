@@ -12,7 +12,7 @@ from overlapsim.emit.transformer_engine import EMITTER, FILE
 from overlapsim.emit.userbuffers import userbuffers, yaml_text
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.workload.layout import Layout
-from tests.emit.frameworks.runs import folder, parse
+from tests.emit.frameworks.runs import folder, parse_all
 from tests.emit.subjects import PLANS, subject
 from tests.emit.test_te import pipeline
 
@@ -37,8 +37,8 @@ def test_files_are_accepted(version: str, tmp_path: Path) -> None:
     both = tuple(pipeline(name, "dgrad", overlap_first_gemm=True) for name in ("attn.qkv", "mlp.fc1"))
     files.append(tmp_path / "scattering.yaml")
     files[-1].write_text(yaml_text(userbuffers(both, Layout(tp=8), Version.parse(version)).gemms))
-    found, said = parse("main", PARSER, base, 8, *files)
-    assert found is not None, said
+    found, said = parse_all("main", PARSER, base, 8, *files)
+    assert found, said
     for entry in found:
         assert entry["error"] == "", entry["file"]
         assert len(entry["buffers"]) == BUFFERS[version]

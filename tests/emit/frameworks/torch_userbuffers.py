@@ -1,7 +1,7 @@
 """Run Transformer Engine's own `initialize_ub` on userbuffer files: its Python code, with the CUDA layer recorded.
 
 ``python torch_userbuffers.py BASE TP FILE...``: BASE is ``transformer_engine/pytorch/module/base.py`` of a version (the
-package itself cannot be imported without CUDA). Prints a JSON list: for each file the buffers made, or the error.
+package itself cannot be imported without CUDA). Prints a JSON line a file: the buffers made, or the error.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ def main() -> None:
     base, tp, *paths = sys.argv[1:]
     sys.stdout, out = sys.stderr, sys.stdout
     found = [run(Path(base), int(tp), Path(path)) for path in paths]
-    print(json.dumps(found), file=out)
+    for entry in found:
+        print(json.dumps(entry), file=out)
 
 
 if __name__ == "__main__":
