@@ -24,7 +24,7 @@ FILES: Final = {
     "plot of plans": "plans.png",
     "plot of the pipeline": "timeline.png",
 }
-_COLUMNS: Final = ("step_time_s", "low_s", "high_s", "mfu", "memory_bytes", "exposed_s", "lower_bound_s")
+_COLUMNS: Final = ("step_time_s", "low_s", "high_s", "undisturbed_s", "mfu", "memory_bytes", "exposed_s", "lower_bound_s")
 
 
 def output_folder(path: Path) -> Path:

@@ -73,6 +73,7 @@ def _entry(entry: StepCandidate, plan: StepPlan) -> dict[str, Any]:
         "step_time_s": shown.value_s,
         "low_s": shown.low_s,
         "high_s": shown.high_s,
+        "undisturbed_s": entry.step.value_s,
         "mfu": entry.mfu,
         "memory_bytes": sum(entry.memory_bytes.values()),
         "exposed_s": exposed_s(entry.breakdown_s),
@@ -94,25 +95,27 @@ def plan_table(plan: StepPlan, answer: StepAnswer) -> None:
     table.title_justify = "left"
     for column in ("rank", "layout", "settings"):
         table.add_column(column)
-    for column in ("step", "90 % range", "MFU", "a GPU", "exposed"):
+    times = ("perturbed", "its 90 % range", "undisturbed", "MFU undisturbed", "a GPU", "exposed undisturbed")
+    for column in times if robust else ("step", "90 % range", "MFU", "a GPU", "exposed"):
         table.add_column(column, justify="right")
     serial = [plan.serial] if plan.serial is not None and not plan.serial.rank else []
     for entry in (plan.choice, *plan.alternatives, *serial):
-        shown = entry.perturbed if robust and entry.perturbed else entry.step
         table.add_row(
             str(entry.rank) if entry.rank else "no overlap strategies",
             _layout(entry, asked.nodes),
             _settings(entry),
-            *_time(shown),
+            *(_time(entry.perturbed) if robust and entry.perturbed else ("-", "-") if robust else _time(entry.step)),
+            *((format_time(entry.step.value_s),) if robust else ()),
             f"{entry.mfu:.1%}",
             format_bytes(sum(entry.memory_bytes.values())),
             format_time(exposed_s(entry.breakdown_s)),
         )
     view.print(table)
     _sentences(view, "strategies of plan 1", _strategies(plan.choice))
-    _sentences(view, "why the first", plan.advice.why)
-    _sentences(view, "near", plan.advice.near)
-    _sentences(view, "exposed in plan 1", plan.advice.exposed)
+    of = " (of the undisturbed step)" if robust else ""
+    _sentences(view, f"why the first{of}", plan.advice.why)
+    _sentences(view, f"near{of}", plan.advice.near)
+    _sentences(view, f"exposed in plan 1{of}", plan.advice.exposed)
     _sentences(
         view, "try on hardware first", [f"plan {trial.rank}: {trial.reason}" for trial in plan.advice.try_on_hardware]
     )

@@ -25,7 +25,7 @@ KEYS = {
 }
 PLAN_KEYS = {
     *("rank", "layout", "strategies", "step_time_s", "low_s", "high_s", "mfu", "memory_bytes", "exposed_s"),
-    *("lower_bound_s", "findings"),
+    *("lower_bound_s", "findings", "undisturbed_s"),
 }
 FILES = ["plan.yaml", "plans.csv", "plans.json", "plans.png", "timeline.png", "trace.json.gz"]
 NARROW = ["--fix", "micro_batch=1", "--fix", "recompute=none", "--fix", "dp_overlap=none", "--fix", "cp=1"]
@@ -94,12 +94,18 @@ def test_the_table_explains(capsys, monkeypatch, model: Path) -> None:
         assert words in out
 
 
-def test_a_robust_plan_names_its_perturbation(capsys, model: Path) -> None:
+def test_a_robust_plan_names_its_perturbation(capsys, monkeypatch, model: Path) -> None:
     args = arguments(model, "--fix", "pp=1", "--objective", "robust", "--perturb", "slow=0.8@0", "--json")
     code, out, _ = run(capsys, args)
     assert code == 0
-    highs = [plan["high_s"] for plan in json.loads(out)["plans"]]
+    plans = json.loads(out)["plans"]
+    highs = [plan["high_s"] for plan in plans]
     assert highs == sorted(highs)
+    assert all(plan["undisturbed_s"] < plan["step_time_s"] for plan in plans)
+    monkeypatch.setenv("COLUMNS", "220")
+    _, out, _ = run(capsys, args[:-1])
+    for words in ("perturbed", "undisturbed", "MFU undisturbed", "why the first (of the undisturbed step)"):
+        assert words in out
 
 
 def test_nothing_feasible_exits_1_and_says_what_to_change(capsys, model: Path, tmp_path: Path) -> None:
