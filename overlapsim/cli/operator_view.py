@@ -8,7 +8,7 @@ import msgspec
 from rich.table import Table
 
 from overlapsim.cli.output import console
-from overlapsim.planner.operator import TIE_MARGIN, OperatorResult, StrategyResult
+from overlapsim.planner.operator import TIE_MARGIN, OperatorResult, StrategyResult, compute_and_communication_s
 from overlapsim.units import format_time
 
 _WORDS: Final = {("sms", "steal"): "SMs taken as CTAs retire", ("sms", "reserve"): "SMs reserved"}
@@ -84,13 +84,26 @@ def result_table(result: OperatorResult) -> None:
             _parameters(entry),
         )
     view.print(table)
+    compute_s, communication_s = compute_and_communication_s(result.context)
     view.print(
-        f"verdict: [bold]{result.verdict}[/bold]"
-        + (f", cause {result.cause}: {_CAUSES[result.cause]}" if result.cause != "none" else ""),
+        f"GEMM {format_time(compute_s)}, {collective.kind} {format_time(communication_s)} alone, each by its fastest "
+        "kernel or transport",
         highlight=False,
     )
-    view.print(f"{_advice(result)}; at best {result.ceiling:.2f}x (ceiling), no less than ", end="", highlight=False)
-    view.print(f"{format_time(result.lower_bound_s)} (lower bound)", highlight=False)
+    best = result.best
+    time = "" if best.prediction is None else f", {format_time(best.prediction.value_s)}"
+    view.print(
+        f"verdict: [bold]{result.verdict}[/bold]"
+        + (f", cause {result.cause}: {_CAUSES[result.cause]}" if result.cause != "none" else "")
+        + f"; winner {best.strategy.name}{time}",
+        highlight=False,
+    )
+    view.print(
+        f"{_advice(result)}; at best {result.ceiling:.2f}x (ceiling: serial over the longer of the two alone, as if it "
+        f"hid the other whole), no less than {format_time(result.lower_bound_s)} (lower bound: FLOP at the dense peak, "
+        "bytes over HBM and links at their rates)",
+        highlight=False,
+    )
     for name, reasons in refused:
         view.print(f"{name} does not apply: {reasons}", highlight=False, markup=False)
     others = {f for r in result.results if r is not result.best for f in r.findings} - set(result.best.findings)

@@ -239,7 +239,7 @@ def plan_operator(
                 f"{format_time(bound)} that {context.prices.cluster.name} can do: a measured curve or time does not "
                 "belong to this machine; check it with `profiles check`"
             )
-    ceiling = _time(serial) / max(_compute_and_communication(context))
+    ceiling = _time(serial) / max(compute_and_communication_s(context))
     overlapping = [r for r in results if r.strategy.overlaps]
     verdict, best = _judge(results, serial, ceiling, context)
     cause = _cause(verdict, ceiling, context, overlapping, contention, effort)
@@ -348,7 +348,7 @@ def _with_speedup(
 _ENDS: Final[tuple[Literal["low", "high"], ...]] = ("low", "high")
 
 
-def _compute_and_communication(context: Context) -> tuple[float, float]:
+def compute_and_communication_s(context: Context) -> tuple[float, float]:
     """Times of both sides with the best kernels and transports as priced."""
     compute = sum(context.prices.best_gemm_s(op) for op in context.graph.of_type(GemmOp))
     compute += sum(context.prices.kernel(op).duration_s for op in context.graph.of_type(KernelOp))
@@ -397,7 +397,7 @@ def _cause(
     applying = [r.strategy for r in overlapping]
     if not applying:
         return next(refused, "none")
-    compute, communication = _compute_and_communication(context)
+    compute, communication = compute_and_communication_s(context)
     # What is far smaller can be hidden, but that gains little: communication, or the compute to hide it under.
     little: Cause = "little_to_hide" if compute >= communication else "link_bound"
     if ceiling < 1 + TIE_MARGIN:

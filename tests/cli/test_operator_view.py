@@ -25,7 +25,12 @@ def test_every_cause_has_words() -> None:
 def test_a_sure_gain_names_what_may_be_faster(capsys) -> None:
     out = told(capsys, f"operator {H100} --m 4096 --n 4096 --k 2048 --collective reduce_scatter --stack eager")
     assert "verdict: overlap" in out
+    (alone,) = [line for line in out.splitlines() if line.startswith("GEMM ")]
+    assert "us, reduce_scatter " in alone and " alone" in alone
     (line,) = [line for line in out.splitlines() if line.startswith("run ")]
+    (verdict,) = [text for text in out.splitlines() if text.startswith("verdict")]
+    assert f"; winner {line.split()[1].rstrip(',')}, " in verdict
+    assert "(ceiling: serial over" in line and "(lower bound: FLOP" in line
     assert "as fast as serial" in line and "may be faster, or slower" in line and "ceiling" in line
     assert "findings of others, in full with --json: " in out
 
