@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapsim.errors import PlanError
+from overlapsim.planner.pruned_words import shared_reason
 from overlapsim.schedule.pipeline_kinds import SCHEDULES
 from overlapsim.step.inputs import DP_OVERLAPS, DpOverlap
 from overlapsim.workload.layout import Layout
@@ -39,8 +39,6 @@ MOST_CP: Final = 64
 _HEAD: Final = ("tp", "sp", "cp", "ep", "etp", "pp", "dp", "sequence_parallel")
 _TAIL: Final = ("micro_batch", "vpp", "schedule", "zero", "dp_overlap", "recompute")
 COLUMNS: Final = (*_HEAD, *_TAIL)
-# The subject of a reason: what stands before its number.
-_SUBJECT: Final = re.compile(r" is | of |;|,")
 
 
 @dataclass(frozen=True)
@@ -206,7 +204,7 @@ def enumerate_space(
     for layout in _layouts(model, world_size, axes, constraints):
         reason = _reason(layout, model, sequence, verdicts)
         if not reason and global_batch % layout.dp:
-            reason = "batch does not divide"
+            reason = "dp does not divide the global batch"
         if reason:
             pruned[reason] = pruned.get(reason, 0) + 1
             continue
@@ -229,12 +227,12 @@ def enumerate_space(
 
 
 def _reason(layout: Layout, model: ModelSpec, sequence: int, known: dict[tuple[object, ...], str]) -> str:
-    """First word against a layout; its pipeline and replicas are looked at elsewhere."""
+    """First reason against a layout; its pipeline and replicas are looked at elsewhere."""
     key = (layout.tp, layout.sp, layout.cp, layout.ep, layout.etp, layout.sequence_parallel)
     if key not in known:
         job = Job(sequence, 1, None, layout.world_size, spread_layers(model.num_layers, layout.pp * layout.vpp))
         reasons = layout_reasons(layout, model, job)
-        known[key] = _SUBJECT.split(reasons[0])[0] if reasons else ""
+        known[key] = shared_reason(reasons[0]) if reasons else ""
     return known[key]
 
 

@@ -10,9 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from overlapsim.errors import PlanError
+from overlapsim.planner.pruned_words import shared_reason
 from overlapsim.planner.search import PlanRequest, step_inputs
-from overlapsim.planner.space import COLUMNS, Axes, Constraint, Space
-from overlapsim.workload.layout_rules import layout_reasons
+from overlapsim.planner.space import COLUMNS, Axes, Constraint, Space, enumerate_space
+from overlapsim.workload.layout import Layout
+from overlapsim.workload.layout_rules import Job, layout_reasons
+from overlapsim.workload.presets import load_preset
 from tests.planner.requests import GPT, MIXED, MOE, ask, candidates, space_of
 
 PLAIN = Axes(zero=(0,), recompute=("none",), dp_overlap=("none",), schedule=("1f1b",), sequence_parallel=(True,))
@@ -105,3 +108,25 @@ def test_what_is_no_rule_is_refused(text: str) -> None:
     with pytest.raises(PlanError, match="expected COLUMN<=N") as caught:
         Constraint.parse(text)
     assert caught.value.exit_code == 2
+
+
+def test_what_is_left_out_is_said_in_words() -> None:
+    """Odd sequences: every reason is a sentence, not the name of what it is about."""
+    space = enumerate_space(load_preset("mixtral-8x7b"), 24, 48, 4095, Axes())
+    assert space.pruned["ep with tp needs sequence parallelism"] > 0
+    assert space.pruned["2 x cp does not divide the sequence"] > 0
+    assert all(len(reason.split()) > 3 for reason in space.pruned)
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        (Layout(ep=3, etp=1, dp=3), "ep does not divide the experts of a layer"),
+        (Layout(tp=5, etp=5), "tp does not divide the query, key and value heads"),
+        (Layout(sp=5), "sp does not divide the heads of a tensor-parallel rank"),
+        (Layout(etp=9, dp=9), "etp does not divide the width of a feed-forward block"),
+    ],
+)
+def test_reasons_of_layouts_are_shared(layout: Layout, words: str) -> None:
+    reasons = layout_reasons(layout, load_preset("mixtral-8x7b"), Job(4096))
+    assert words in [shared_reason(reason) for reason in reasons]
