@@ -20,6 +20,7 @@ from overlapsim.accuracy.collective_tests import (
     pcie_tests,
     structural_tests,
 )
+from overlapsim.accuracy.progress import counted
 from overlapsim.accuracy.suite import Row, Suite, score
 from overlapsim.cost.base import Spread
 from overlapsim.cost.collective import NEIGHBOURS, CollectiveModel
@@ -70,7 +71,7 @@ def evaluate(data: Path | None) -> Suite:
         return score("collectives", rows, digest, findings=findings)
     split, digest = load_split()
     tables = Tables(split, load_cluster)
-    scored = list(all_tests(tables))
+    scored = list(counted("tests of collectives", all_tests(tables)))
     notes: dict[str, Any] = {
         "bars, median/p95 in %": bars(scored, split["bars"]),
         "hybrid of unseen ranks, median/p95 in %": _hybrid(tables, scored),

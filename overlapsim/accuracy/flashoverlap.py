@@ -14,6 +14,7 @@ import numpy as np
 from overlapsim.accuracy.flashoverlap_heatmap import heatmap_rows
 from overlapsim.accuracy.flashoverlap_plan import growing_groups, published_groups
 from overlapsim.accuracy.flashoverlap_rows import NUM_SMS, TILE, Measured, Parts, Splitter, read_rows
+from overlapsim.accuracy.progress import counted
 from overlapsim.accuracy.suite import Row, Suite, score
 from overlapsim.cost.curve import Curve
 from overlapsim.cost.overlap import OverlapSpec
@@ -136,7 +137,7 @@ def evaluate(data: Path | None) -> Suite:
     scored = [row for row in asked if row.wave_group_s is not None or row.chunked_s is not None]
     # Rows that cannot be split are refused before the long fit.
     cases = [case(row, splitter, cluster) for row in scored]
-    errors = np.array([[_errors(c, spec) for c in fit_cases] for spec in SPECS])
+    errors = np.array([[_errors(c, spec) for c in fit_cases] for spec in counted("constants tried", SPECS)])
     rows, constants = [], {}
     for row, prepared in zip(scored, cases, strict=True):
         others = np.array([c.row.series.shape != row.series.shape for c in fit_cases])

@@ -19,6 +19,7 @@ from overlapsim.accuracy.gemm_data import (
     read_given,
     split_files,
 )
+from overlapsim.accuracy.progress import counted
 from overlapsim.accuracy.suite import Row, Suite, score, sha256_of
 from overlapsim.calibration.fit_gemm import anchors, fit_gemm, modelled, predicted, spread_by_regime
 from overlapsim.calibration.fit_gemm_device import sister_fit
@@ -56,7 +57,7 @@ def evaluate(data: Path | None = None) -> Suite:
 
 def _bundled(committed: Splits) -> Suite:
     rows, notes, density = list[Row](), dict[str, Any](), dict[str, int]()
-    for name, dtype, table in bundled_tables(committed):
+    for name, dtype, table in counted("tables of GEMM times", bundled_tables(committed)):
         density[name] = density.get(name, 0) + len(table)
         parts = list[tuple[str, GemmRows, FloatArray, FloatArray]]()
         for split, (seen, unseen) in splits(table).items():

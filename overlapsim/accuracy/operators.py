@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from overlapsim.accuracy.operator_data import Split, load_split
+from overlapsim.accuracy.progress import counted
 from overlapsim.accuracy.roughness import roughness
 from overlapsim.accuracy.suite import Row, Suite, score
 from overlapsim.calibration.operator_models import group_works
@@ -69,7 +70,7 @@ def evaluate_rows(split: Split, rows: Sequence[TableRow], split_sha256: str) -> 
     scored: dict[int, Row] = {}
     findings: dict[Finding, None] = {}
     seen: Counter[str] = Counter()
-    for name, positions in members.items():
+    for name, positions in counted("devices", list(members.items())):
         device = devices.setdefault(name, load_device(name))
         for group in group_works([works[position] for position in positions]):
             prices = group.prices(device)

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import yaml
 
+from overlapsim.accuracy.progress import counted
 from overlapsim.accuracy.steps_ablations import ablations
 from overlapsim.accuracy.steps_choice import choice_notes
 from overlapsim.accuracy.steps_data import (
@@ -92,7 +93,7 @@ def _multi_rows(
         return [], {}
     suspect, rows = marked(asked), list[Row]()
     results: dict[str, StepResult] = {}
-    for row in asked:
+    for row in counted("rows of several nodes", asked):
         result = results[row.id] = simulate_step(vtrain_inputs(row), models=models)
         name = "vtrain-multi-marked" if row.id in suspect else "vtrain-multi"
         rows.append(_row(row.id, name, row.time_s, result, fitted=None if row.id in suspect else False))
@@ -107,7 +108,7 @@ def _multi_rows(
     others = [row for row in known if not row.one_node]
     # Rows of the fit that are not asked for are predicted too.
     seconds = {row.id: results[row.id].step_time_s for row in asked}
-    for row in others:
+    for row in counted("rows of the fit", others):
         if row.id not in seconds:
             seconds[row.id] = simulate_step(vtrain_inputs(row), ranges=False, models=models).step_time_s
     bounds = {name: tuple(limits) for name, limits in split["multipliers"].items()}
@@ -135,7 +136,7 @@ def _single_rows(asked: Sequence[Measured], known: Sequence[Measured], split: An
     constants = left_out(singles, others, cells)
     bound = {cell: singles.host_bound(row) for cell, row in cells.items()}
     rows = []
-    for row in asked:
+    for row in counted("rows of one node", asked):
         found = singles.predict(row, constants[row.cell])
         name = f"vtrain-single-{'host' if bound[row.cell] else 'gpu'}-bound"
         rows.append(Row(row.id, name, row.time_s, found.step_s, found.low_s, found.high_s, "s", False))

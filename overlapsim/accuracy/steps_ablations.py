@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from overlapsim.accuracy.progress import counted
 from overlapsim.accuracy.steps_data import Measured
 from overlapsim.accuracy.steps_inputs import vtrain_inputs
 from overlapsim.cost.prices import PriceBook
@@ -68,7 +69,7 @@ def ablations(
     found = {}
     for name, (question, price) in ABLATIONS.items():
         changes = []
-        for row in rows:
+        for row in counted(f"ablation {name}", rows):
             inputs = question(vtrain_inputs(row))
             changes.append(step_seconds(inputs, price(step_prices(inputs, models))) / predicted_s[row.id] - 1)
         found[name] = round(float(np.median(changes)), 4)

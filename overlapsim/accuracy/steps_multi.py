@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
+from overlapsim.accuracy.progress import counted
 from overlapsim.accuracy.steps_data import Measured
 from overlapsim.accuracy.steps_inputs import vtrain_inputs
 from overlapsim.cost.base import Family
@@ -75,7 +76,7 @@ def leave_models_out(
     effect = dict(zip(everything, sensitivities(tuple(everything.values()), families, models), strict=True))
     errors = np.zeros(len(rows))
     chosen = []
-    for model in dict.fromkeys(row.model for row in rows):
+    for model in counted("models left out", list(dict.fromkeys(row.model for row in rows))):
         others = [row for row in known if row.model != model]
         if not others:
             continue

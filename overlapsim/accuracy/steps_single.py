@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from overlapsim.accuracy.progress import counted
 from overlapsim.accuracy.steps_data import Measured
 from overlapsim.accuracy.steps_inputs import PROFILED, Constants, vtrain_inputs
 from overlapsim.cost.launch import launch_stack
@@ -112,7 +113,9 @@ def representatives(rows: Iterable[Measured]) -> dict[Cell, Measured]:
 
 def left_out(singles: Singles, known: Sequence[Measured], cells: Iterable[Cell]) -> dict[Cell, Constants]:
     """Constants for each cell, fitted on all other cells."""
-    return {cell: singles.fit([row for row in known if row.cell != cell]) for cell in cells}
+    return {
+        cell: singles.fit([row for row in known if row.cell != cell]) for cell in counted("cells left out", list(cells))
+    }
 
 
 def transferred(singles: Singles, known: Sequence[Measured]) -> dict[str, tuple[list[Measured], Constants]]:

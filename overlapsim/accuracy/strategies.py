@@ -7,6 +7,7 @@ import importlib.resources
 from pathlib import Path
 from typing import Any, Final
 
+from overlapsim.accuracy.progress import counted
 from overlapsim.accuracy.strategy_rows import Outcome, StrategyRow, parse_rows, predict
 from overlapsim.accuracy.suite import Row, Suite, score
 from overlapsim.errors import CalibrationError
@@ -39,7 +40,7 @@ def evaluate(data: Path | None = None) -> Suite:
         except (OSError, UnicodeDecodeError) as error:
             raise CalibrationError(f"{data} cannot be read: {error}") from None
     rows = parse_rows(text, name)
-    outcomes = [predict(row) for row in rows]
+    outcomes = [predict(row) for row in counted("published figures", rows)]
     findings: dict[Finding, None] = dict.fromkeys(f for outcome in outcomes for f in outcome.findings)
     scored = [_scored(row, outcome) for row, outcome in zip(rows, outcomes, strict=True)]
     notes: dict[str, Any] = {

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import time
 from pathlib import Path
 from typing import Final
 
 import click
 
+from overlapsim.accuracy.progress import progress_to
 from overlapsim.accuracy.suite import Group, Suite
+from overlapsim.cli.measured import progress_line
 from overlapsim.cli.options import check_targets
 from overlapsim.cli.output import compile_note, console, print_json
 
@@ -33,7 +36,7 @@ SUITES: Final = {
 def command(suite: str, data: Path | None, plot: Path | None, as_json: bool, markdown: bool) -> None:
     """Score predictions against measurements."""
     check_targets(plot=plot)
-    with compile_note():
+    with compile_note(), progress_to(progress_line(time.monotonic())):
         result: Suite = importlib.import_module(SUITES[suite]).evaluate(data)
     if plot is not None:
         from overlapsim.report.scatter import accuracy_plot
