@@ -129,7 +129,7 @@ def test_specs_that_cannot_be_read(tmp_path: Path, name: str) -> None:
 
 
 # Outputs, and options that have another form in a spec: a flag `--no-x` is `x`, `--virtual` is the layout's vpp.
-OUTPUTS = {"json", "trace", "plot", "output"}
+OUTPUTS = {"json", "trace", "plot", "output", "emit"}
 ELSEWHERE = {
     # Serving steps have other columns.
     "simulate": {"virtual", "phase", "batch", "past", "context", "decodes", "kv_dtype"},
