@@ -31,7 +31,7 @@ def optimum(lines: Lines) -> float:
     spans = [
         model.new_fixed_size_interval_var(start, size, f"i{i}")
         for i, (start, size) in enumerate(zip(starts, lengths, strict=True))
-    ]  # noqa: E501
+    ]
     for line in range(len(lines.names)):
         model.add_no_overlap([span for span, own in zip(spans, lines.line, strict=True) if own == line])
     for position, before in enumerate(lines.before):
