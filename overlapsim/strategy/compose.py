@@ -177,16 +177,20 @@ def _partner(graph: OperatorGraph, gemm: int, relations: Sequence[Relation], tak
         for i, op in enumerate(graph.operators)
         if isinstance(op, CollectiveOp) and i not in taken and not op.name.startswith(STEP_PREFIXES)
     ]
-    for relation in relations:
-        if relation == "after":
-            found = [i for i in free if (gemm, i) in graph.dependencies]
-        elif relation == "before":
-            found = [i for i in free if (i, gemm) in graph.dependencies]
-        else:
-            apart = _relatives(graph, gemm)
-            found = sorted((i for i in free if i not in apart), key=lambda i: abs(i - gemm))
-        if found:
-            return found[0]
+    op = graph.operators[gemm]
+    own = [i for i in free if (graph.operators[i].name, graph.operators[i].pass_) == (op.name, op.pass_)]
+    # A collective bears the name of the operator that it serves: others beside the GEMM come second.
+    for some in (own, free):
+        for relation in relations:
+            if relation == "after":
+                found = [i for i in some if (gemm, i) in graph.dependencies]
+            elif relation == "before":
+                found = [i for i in some if (i, gemm) in graph.dependencies]
+            else:
+                apart = _relatives(graph, gemm)
+                found = sorted((i for i in some if i not in apart), key=lambda i: abs(i - gemm))
+            if found:
+                return found[0]
     return None
 
 

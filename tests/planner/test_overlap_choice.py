@@ -54,3 +54,12 @@ def test_a_recompute_pass_has_pairs_of_its_own() -> None:
     first = {name: chosen for (name, pass_), chosen in pairs.items() if pass_ == "fwd"}
     assert again
     assert all(first[name].strategy is chosen.strategy for name, chosen in again.items())
+
+
+def test_collectives_of_other_groups_beside_a_gemm_are_not_taken_for_its_own() -> None:
+    """With context parallelism transfers of keys and values hang on the projections too: the step takes its pairs."""
+    inputs = ask(GPT, "tp=4,cp=2", batch=16, micro=8, seq=2048)
+    prices = step_prices(inputs, MODELS)
+    composition = OverlapChooser().composition(inputs, prices)
+    assert ("attn.qkv", "fwd") in composition.pairs
+    assert step_seconds(replace(inputs, composition=composition), prices) < step_seconds(inputs, prices)
