@@ -24,7 +24,16 @@ FILES: Final = {
     "plot of plans": "plans.png",
     "plot of the pipeline": "timeline.png",
 }
-_COLUMNS: Final = ("step_time_s", "low_s", "high_s", "undisturbed_s", "mfu", "memory_bytes", "exposed_s", "lower_bound_s")
+_COLUMNS: Final = (
+    "step_time_s",
+    "low_s",
+    "high_s",
+    "undisturbed_s",
+    "mfu",
+    "memory_bytes",
+    "exposed_s",
+    "lower_bound_s",
+)
 
 
 def output_folder(path: Path) -> Path:
@@ -57,6 +66,7 @@ def write_answer(plan: StepPlan, content: dict[str, Any], answer: StepAnswer, fo
     from overlapsim.report.plan_plot import plan_plot
     from overlapsim.report.plots import gantt
     from overlapsim.report.trace import write_trace
+    from overlapsim.report.window import first_part_ps
 
     files = {what: folder / name for what, name in FILES.items()}
     best = answer.ranked[0].result
@@ -66,7 +76,9 @@ def write_answer(plan: StepPlan, content: dict[str, Any], answer: StepAnswer, fo
     write_bytes(files["JSON"], msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
     write_trace(best.timeline, files["trace"], title=f"{name}: {label(best)}, one GPU of each stage")
     plan_plot(plan, files["plot of plans"])
-    gantt({"plan 1": best.timeline}, files["plot of the pipeline"], title=f"{name}: {best.inputs.layout}")
+    until_ps = first_part_ps(best.timeline)
+    title = f"{name}: {best.inputs.layout}"
+    gantt({"plan 1": best.timeline}, files["plot of the pipeline"], title=title, until_ps=until_ps)
     return list(files.items())
 
 

@@ -20,6 +20,7 @@ from overlapsim.errors import UsageError
 from overlapsim.report.bars import LAUNCH, WAITING, Bar, Rows, family_names, most_sms, panel_rows
 from overlapsim.report.figures import PNG_DPI, check_target, write_figure
 from overlapsim.report.spans import horizon_ps, last_instant_ps
+from overlapsim.report.window import cut
 from overlapsim.units import PS_PER_S, format_time
 
 Float = npt.NDArray[np.float64]
@@ -44,7 +45,7 @@ _MAX_ROWS: Final = 40
 _MAX_SVG_BARS: Final = 5000
 
 
-def gantt(timelines: Mapping[str, Timeline], path: str | Path, *, title: str = "") -> None:
+def gantt(timelines: Mapping[str, Timeline], path: str | Path, *, title: str = "", until_ps: int | None = None) -> None:
     """Draw timelines below each other on one time axis and write a PNG or SVG file.
 
     One panel a timeline, one row a stream.  Where cohorts were recorded a
@@ -64,6 +65,9 @@ def gantt(timelines: Mapping[str, Timeline], path: str | Path, *, title: str = "
         5000 bars the bars inside an SVG are an image, the rest stays vectors.
     title : str
         Above all panels.
+    until_ps : int, optional
+        Draw what starts before this instant only, and say so above the
+        panels; what is cut off keeps its end, written at the right edge.
 
     Raises
     ------
@@ -74,10 +78,10 @@ def gantt(timelines: Mapping[str, Timeline], path: str | Path, *, title: str = "
     check_target(path)
     if not timelines:
         raise UsageError("no timelines to draw; expected at least one")
-    write_figure(gantt_figure(timelines, title=title), path)
+    write_figure(gantt_figure(timelines, title=title, until_ps=until_ps), path)
 
 
-def gantt_figure(timelines: Mapping[str, Timeline], *, title: str = "") -> Figure:
+def gantt_figure(timelines: Mapping[str, Timeline], *, title: str = "", until_ps: int | None = None) -> Figure:
     """Figure that :func:`gantt` writes; it belongs to no window and no pyplot state."""
     compute, communication = family_names(timelines)
     colours = dict(_HOST)
@@ -85,15 +89,22 @@ def gantt_figure(timelines: Mapping[str, Timeline], *, title: str = "") -> Figur
     colours |= {name: _COMMUNICATION[i % len(_COMMUNICATION)] for i, name in enumerate(communication)}
     sms = most_sms(timelines)
     panels = {name: panel_rows(timeline, sms, _MAX_ROWS) for name, timeline in timelines.items()}
+    whole_ps = max(horizon_ps(timeline) for timeline in timelines.values())
+    if until_ps is not None and until_ps < whole_ps:
+        panels = {name: cut(panel, until_ps) for name, panel in panels.items()}
+        part = f"the first {format_time(until_ps / PS_PER_S)} of {format_time(whole_ps / PS_PER_S)}"
+        title = f"{title}: {part}" if title else part
+    else:
+        until_ps = None
     used = {bar.style for panel in panels.values() for bar in panel.bars}
     legend = _legend_handles(used, colours, [*compute, *communication])
     notes = _end_notes(timelines)
-    scale = _scale(timelines, panels, notes)
+    scale = _scale(timelines, panels, notes, until_ps)
     figure, axes = _layout(panels, title, scale, num_legend_lines=-(-len(legend) // _LEGEND_COLUMNS))
     for ax, (name, panel) in zip(axes, panels.items(), strict=True):
         _draw_frame(ax, name, panel, scale)
         _draw_panel(ax, panel, colours, scale)
-        _draw_end(ax, timelines[name], notes[name], scale)
+        _draw_end(ax, timelines[name], notes[name], scale, until_ps)
         ax.tick_params(axis="x", labelbottom=ax is axes[-1])
     axes[-1].set_xlabel(f"time ({scale.unit})", fontsize=9.5)
     if legend:
@@ -124,8 +135,10 @@ class _Scale(NamedTuple):
         return duration / self.x_max * self.width_in * 72
 
 
-def _scale(timelines: Mapping[str, Timeline], panels: Mapping[str, Rows], notes: Mapping[str, str]) -> _Scale:
-    end_ps = max(1, *(horizon_ps(timeline) for timeline in timelines.values()))
+def _scale(
+    timelines: Mapping[str, Timeline], panels: Mapping[str, Rows], notes: Mapping[str, str], until_ps: int | None
+) -> _Scale:
+    end_ps = until_ps or max(1, *(horizon_ps(timeline) for timeline in timelines.values()))
     unit_ps, unit = next((entry for entry in _TIME_UNITS if end_ps >= entry[0]), _TIME_UNITS[-1])
     longest = max((len(name) for panel in panels.values() for name in panel.names), default=0)
     left_in = 0.35 + 0.075 * max(8, longest)
@@ -226,10 +239,14 @@ def _shapes(style: str, solid: bool, bars: list[Bar], colours: Mapping[str, str]
     return PolyCollection(list(corners), facecolor=pale, edgecolor="none")
 
 
-def _draw_end(ax: Axes, timeline: Timeline, note: str, scale: _Scale) -> None:
-    end = (timeline.end_ps if timeline.complete else horizon_ps(timeline)) / scale.unit_ps
+def _draw_end(ax: Axes, timeline: Timeline, note: str, scale: _Scale, until_ps: int | None) -> None:
+    end_ps = timeline.end_ps if timeline.complete else horizon_ps(timeline)
     colour = "#1c1c22" if timeline.complete else _ALARM
-    ax.axvline(end, color=colour, linewidth=1.1, linestyle="-" if timeline.complete else (0, (4, 3)), zorder=4)
+    if until_ps is not None and until_ps < end_ps:
+        end, note = until_ps / scale.unit_ps, f"… {note}"
+    else:
+        end = end_ps / scale.unit_ps
+        ax.axvline(end, color=colour, linewidth=1.1, linestyle="-" if timeline.complete else (0, (4, 3)), zorder=4)
     ax.annotate(
         note, (end, 0.5), xycoords=("data", "axes fraction"), xytext=(5, 0), textcoords="offset points",
         fontsize=9.5, fontweight="bold", color=colour, va="center", ha="left", annotation_clip=False,
