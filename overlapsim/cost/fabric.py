@@ -141,10 +141,10 @@ def nic_bus_bytes_per_s(kind: str, ranks: int, nodes: int, nic_bytes_per_s: floa
     """Bus bandwidth at which the NICs of a node are full.
 
     A ring sends the bus bytes once through each node's NICs, so its bus rate is theirs. A tree over two nodes reduces
-    inside them first and sends the size itself: nearly twice the ring's rate, as four GH200 a node with NICs of 100 GB/s
-    show (158 GB/s). Over more nodes the inner ones of a double binary tree send twice the size, no less than a ring does
-    (the same nodes: 92 GB/s over 8, 89 over 128). Libraries without mirrored rings are taken to have the ring's rate over
-    two nodes too (36 of 50 GB/s for all-gather and all-reduce alike on Polaris' A100, NCCL 2.18).
+    inside them first and sends the size itself: nearly twice the ring's rate, as four GH200 a node with NICs of 100
+    GB/s show (158 GB/s). Over more nodes the inner ones of a double binary tree send twice the size, no less than a
+    ring does (the same nodes: 92 GB/s over 8, 89 over 128). Libraries without mirrored rings are taken to have the
+    ring's rate over two nodes too (36 of 50 GB/s for all-gather and all-reduce alike on Polaris' A100, NCCL 2.18).
 
     Parameters
     ----------

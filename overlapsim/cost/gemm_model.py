@@ -23,8 +23,8 @@ BK: Final = 64
 SPLITS: Final = (1, 2, 4, 8, 16)
 SPLIT_LEAST_K: Final = 256.0
 # Vector loads and TMA move 16 bytes.  Rows that do not start there (n or k not a multiple of 8 two-byte elements) fall
-# back to narrow loads: three GEMMs of logits over an odd vocabulary take three times as long as padded ones (2.9 and 3.1
-# at hidden sizes of 2048 and 1024, from published steps with and without padding; hwprofiles/SOURCES.md, VTRAIN).
+# back to narrow loads: three GEMMs of logits over an odd vocabulary take three times as long as padded ones (2.9 and
+# 3.1 at hidden sizes of 2048 and 1024, from published steps with and without padding; hwprofiles/SOURCES.md, VTRAIN).
 ALIGNMENT_BYTES: Final = 16.0
 UNALIGNED_SLOWDOWN: Final = 3.0
 # No table holds fewer rows; below, times are those of 16.

@@ -83,7 +83,7 @@ def checked_pieces(pair: Pair, parameters: Mapping[str, Any]) -> int:
     StrategyError
         If a comm tile is larger than a rank's share.
     """
-    rows, shard = parameters["comm_rows"], shard_of(pair)
+    rows, shard = int(parameters["comm_rows"]), shard_of(pair)
     if not 1 <= rows <= shard:
         raise StrategyError(f"comm_rows is {rows}; expected 1 to the {shard} rows of a rank's share")
     return (pair.collective.ranks - 1) * math.ceil(shard / rows)

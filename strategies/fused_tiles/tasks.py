@@ -83,8 +83,8 @@ def multiply_then_scatter(gpu: Gpu, pair: Pair, parameters: Mapping[str, Any]) -
     return pair.placement(((ready, gemm), (gemm,)), ((ready,), (last,)))
 
 
-def _scatter(gpu: Gpu, pair: Pair, parameters: Mapping[str, Any], kernel: GemmCost, gemm: int, pieces: int) -> int:
-    """Stores of the epilogue, or copies of finished rows; returns the first task."""
+def _scatter(gpu: Gpu, pair: Pair, parameters: Mapping[str, Any], kernel: GemmCost, gemm: int, pieces: int) -> None:
+    """Stores of the epilogue, or copies of finished rows."""
     op, flag_ps = pair.collective, _ps(gpu.prices.flag_s)
     needed = last_tiles(kernel.grid, op.ranks, pieces)
     if parameters["transport"] == "copy_engine":

@@ -24,7 +24,7 @@ MAX_WAVES: Final = 128
 def written_bytes(grid: TileGrid, swizzle: int, element_bytes: int) -> Float:
     """Bytes written when the first t tiles are done, t = 0 .. tiles; ragged edges make some tiles smaller."""
     if not grid.ragged:
-        return np.arange(grid.num_tiles + 1) * float(grid.bm * grid.bn * element_bytes)
+        return np.arange(grid.num_tiles + 1, dtype=np.float64) * float(grid.bm * grid.bn * element_bytes)
     elements = grid.tile_elements()[grid.execution_order(swizzle)]
     return np.concatenate([[0.0], np.cumsum(elements.astype(np.float64) * element_bytes)])
 

@@ -1,4 +1,4 @@
-"""What is said about plans: differences by closed form, trials and measurements by what separates, causes by numbers."""
+"""What is said about plans: differences by closed form, trials and measurements by what separates, causes."""
 
 from __future__ import annotations
 
