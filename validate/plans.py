@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from overlapsim.cli.trace import planned_cluster
 from overlapsim.errors import OverlapSimError, PlanError, ProfileError
-from overlapsim.plan import Finding, OperatorPlan, of_kind, read_plan
+from overlapsim.plan import Finding, OperatorPlan, read_plan
 from overlapsim.planner.operator_plan import replay
 from overlapsim.schedule.reorder import ReorderMap, SubtokenMap, from_settings
 from overlapsim.strategy.registry import load_strategy
@@ -88,7 +88,12 @@ def read_spec(path: Path, *, ranks: int | None = None, cluster: str | None = Non
         If the file is no plan, no runner takes its strategy or type, group tables or pieces do not cover the output,
         a side file is missing or another one, its settings were edited, or it is for other ranks.
     """
-    plan = of_kind(read_plan(path), OperatorPlan, str(path))
+    plan = read_plan(path)
+    if not isinstance(plan, OperatorPlan):
+        raise PlanError(
+            f"{path} is of kind {plan.kind}, a plan of a whole step; runners take one GEMM and its collective: write "
+            "an operator plan with `operator --m M --n N --k K --collective KIND -o FILE`"
+        )
     from overlapsim.validate.runners.catalogue import unapplied
 
     spec = spec_of(plan, path.parent)
@@ -149,7 +154,7 @@ def spec_of(plan: OperatorPlan, folder: Path) -> RunSpec:
         predicted_s=None if prediction is None else prediction.value_s,
         serial_s=plan.choice.serial_s,
     )
-    check_settings(spec)
+    check_settings(spec, [other.strategy for other in plan.alternatives if other.applies])
     # Runners go by settings; parameters of another type would pass unseen.
     load_strategy(chosen.strategy).check(chosen.parameters)
     return spec

@@ -118,6 +118,20 @@ def test_a_strategy_without_a_runner_is_named(tmp_path: Path) -> None:
         read_spec(path)
 
 
+def test_alternatives_with_a_runner_are_named(tmp_path: Path) -> None:
+    more = {"cluster": "h100-sxm8", "dtype": "bf16", "m": 4096, "n": 4096, "k": 2048, "tile": None}
+    path = write_plan(tmp_path / "plan.yaml", "fused_tiles", "reduce_scatter", ranks=2, **more)  # type: ignore[arg-type]
+    message = r"takes all_gather; .*of the plan's alternatives serial has one: .*`operator --strategy NAME -o FILE`"
+    with pytest.raises(PlanError, match=message):
+        read_spec(path)
+
+
+def test_a_plan_of_a_step_is_sent_to_operator() -> None:
+    path = Path(__file__).parents[1] / "emit" / "plans" / "dense.yaml"
+    with pytest.raises(PlanError, match=r"is of kind step, .*write an operator plan with `operator --m M .* -o FILE`"):
+        read_spec(path)
+
+
 def test_a_plan_whose_profile_is_gone_still_runs(tmp_path: Path) -> None:
     path = write_plan(tmp_path / "plan.yaml", "chunked", "all_reduce", ranks=2)
     path.write_text(path.read_text().replace("cluster: cpu-gloo8", "cluster: nobody-has-this"))

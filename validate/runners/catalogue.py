@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,18 +32,30 @@ class Entry:
     check: Callable[[RunSpec], None]
 
 
-def check_settings(spec: RunSpec) -> None:
+def check_settings(spec: RunSpec, others: Sequence[str] = ()) -> None:
     """Refuse plans that no runner takes, or whose settings do not fit the output.
+
+    Parameters
+    ----------
+    others : further strategies that the plan holds for its shape, of which those with a runner are named
 
     Raises
     ------
     PlanError
         Naming the setting.
     """
-    entry = _entry(spec.strategy)
+    having = [name for name in others if name in RUNNERS and spec.collective in RUNNERS[name].collectives]
+    advice = (
+        f"; of the plan's alternatives {', '.join(having)} {'have' if len(having) > 1 else 'has'} one: write their "
+        "plan with `operator --strategy NAME -o FILE`"
+        if having
+        else ""
+    )
+    entry = _entry(spec.strategy, advice)
     if spec.collective not in entry.collectives:
         raise PlanError(
             f"the runner of {spec.strategy} takes {', '.join(entry.collectives)}; the plan is for {spec.collective}"
+            f"{advice}"
         )
     entry.check(spec)
 
@@ -92,10 +104,11 @@ def _set_arithmetic(spec: RunSpec) -> None:
         )
 
 
-def _entry(strategy: str) -> Entry:
+def _entry(strategy: str, advice: str = "") -> Entry:
     if strategy not in RUNNERS:
         raise PlanError(
-            f"no runner for strategy {strategy!r}; expected one of {', '.join(RUNNERS)}: plan with --strategy NAME"
+            f"no runner for strategy {strategy!r}; expected one of {', '.join(RUNNERS)}"
+            f"{advice or ': plan with --strategy NAME'}"
         )
     return RUNNERS[strategy]
 
