@@ -103,28 +103,32 @@ def _cache_placed(file: Path) -> Iterator[None]:
         numba.config.CACHE_DIR = ""
 
 
-class _FirstCompilation(event.Listener):  # type: ignore[misc]
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call: Callable[[], None] | None = call
+class _Compilation(event.Listener):  # type: ignore[misc]
+    def __init__(self, begins: Callable[[], None], ends: Callable[[], None]) -> None:
+        self._begins, self._ends = begins, ends
+        self._depth = 0
 
     def on_start(self, event: Any) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call()
+        self._depth += 1
+        if self._depth == 1:
+            self._begins()
 
     def on_end(self, event: Any) -> None:
-        pass
+        self._depth -= 1
+        if self._depth == 0:
+            self._ends()
 
 
-def on_first_compilation(call: Callable[[], None]) -> AbstractContextManager[None]:
-    """Within this context `call` is called once, when a function is compiled that the cache does not hold.
+def on_compilation(begins: Callable[[], None], ends: Callable[[], None]) -> AbstractContextManager[None]:
+    """Within this context both are called around each compilation of a function that the cache does not hold.
 
     Parameters
     ----------
-    call : callable
-        Called before the compilation, in its thread; to be quick.
+    begins, ends : callable
+        Called before and after, in the thread that compiles; to be quick. A function that is compiled for another is
+        part of its compilation.
     """
-    return event.install_listener("numba:compile", _FirstCompilation(call))  # type: ignore[no-any-return]
+    return event.install_listener("numba:compile", _Compilation(begins, ends))  # type: ignore[no-any-return]
 
 
 @lru_cache

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from overlapsim.jit import PACKAGE, cache_folder, compiled, on_first_compilation
+from overlapsim.jit import PACKAGE, cache_folder, compiled, on_compilation
 
 # Decorated when its module is imported; nothing is compiled here.
 SHOW = "import numba, overlapsim.planner.partition as p; print(p.{name}.stats.cache_path, repr(numba.config.CACHE_DIR))"
@@ -86,14 +86,15 @@ def fresh_function() -> Any:
     return compiled(names["double"])
 
 
-def test_the_first_compilation_is_told_once() -> None:
-    function, calls = fresh_function(), []
-    with on_first_compilation(lambda: calls.append("compiling")):
+def test_compilations_are_told_with_their_ends() -> None:
+    function, calls = fresh_function(), list[str]()
+    with on_compilation(lambda: calls.append("begins"), lambda: calls.append("ends")):
         assert calls == []
         assert function(2) == 4
-        assert function(2.5) == 5.0
-    assert calls == ["compiling"]
-    with on_first_compilation(lambda: calls.append("again")):
+        assert calls == ["begins", "ends"]
         assert function(3) == 6
+        assert calls == ["begins", "ends"]
+        assert function(2.5) == 5.0
+    assert calls == ["begins", "ends"] * 2
     assert fresh_function()(2) == 4
-    assert calls == ["compiling"]
+    assert calls == ["begins", "ends"] * 2

@@ -11,7 +11,7 @@ import msgspec
 from click.core import ParameterSource
 from rich.table import Table
 
-from overlapsim.cli.output import compile_note, console, print_json
+from overlapsim.cli.output import compile_note, console, print_json, together
 from overlapsim.errors import UsageError
 from overlapsim.hardware.profile import Cluster
 from overlapsim.plan import Finding
@@ -164,5 +164,5 @@ def _show(result: ForwardResult) -> None:
         if seconds > 0:
             table.add_row(kind, format_time(seconds), f"{seconds / result.time_s:.1%}")
     view.print(table)
-    for finding in result.findings:
+    for finding in together(result.findings):
         view.print(f"finding {finding.code}: {finding.message}", highlight=False, markup=False)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
+
+from overlapsim.plan import Finding
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,20 +48,60 @@ def console(default: int = 120) -> Console:
     return PipeConsole(soft_wrap=True, width=table_width(default))
 
 
+def together(findings: Iterable[Finding]) -> list[Finding]:
+    """One finding of each code, in the order of their first ones, with the sentences of all that have it.
+
+    Examples
+    --------
+    >>> from overlapsim.plan import Finding
+    >>> [f.message for f in together([Finding("a", "one"), Finding("b", "two"), Finding("a", "three")])]
+    ['one; three', 'two']
+    """
+    messages: dict[str, dict[str, None]] = {}
+    for finding in findings:
+        messages.setdefault(finding.code, {})[finding.message] = None
+    return [Finding(code, "; ".join(said)) for code, said in messages.items()]
+
+
 @contextmanager
 def compile_note(after_s: float = NOTE_AFTER_S) -> Iterator[None]:
-    """Say on stderr that the engine is being compiled, once the block waits for it longer than `after_s` seconds.
+    """Say on stderr that the engine is being compiled, once it has been for longer than `after_s` seconds in all.
 
-    Nothing is printed where the cache holds the engine or the block ends sooner; no thread outlives the block.
+    Nothing is printed where the cache holds the engine, or while anything else takes its time; no thread outlives the
+    block.
     """
-    from overlapsim.jit import on_first_compilation
+    from overlapsim.jit import on_compilation
 
-    timer = threading.Timer(after_s, click.echo, (COMPILE_NOTE,), {"err": True})
-    timer.daemon = True
+    clock = _CompileClock(after_s)
     try:
-        with on_first_compilation(timer.start):
+        with on_compilation(clock.start, clock.stop):
             yield
     finally:
-        timer.cancel()
-        if timer.ident is not None:
+        clock.stop()
+
+
+class _CompileClock:
+    """Runs while a function is compiled, stands still between two, and speaks once when its time is over."""
+
+    def __init__(self, after_s: float) -> None:
+        self._left_s, self._began_s = after_s, 0.0
+        self._timer: threading.Timer | None = None
+        self._told = False
+
+    def start(self) -> None:
+        if not self._told and self._timer is None:
+            self._began_s = time.monotonic()
+            self._timer = threading.Timer(max(0.0, self._left_s), self._tell)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def stop(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
             timer.join()
+            self._left_s -= time.monotonic() - self._began_s
+
+    def _tell(self) -> None:
+        self._told = True
+        click.echo(COMPILE_NOTE, err=True)

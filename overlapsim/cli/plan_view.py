@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from overlapsim.cli.output import console
+from overlapsim.cli.output import console, together
 from overlapsim.cli.simulate_view import LOUD
 from overlapsim.plan import Prediction, StepCandidate, StepPlan
 from overlapsim.planner.explain import exposed_s
@@ -129,7 +129,8 @@ def plan_table(plan: StepPlan, answer: StepAnswer) -> None:
         ],
     )
     _sentences(view, "left out", [f"{count:,} {reason}" for reason, count in _reasons(plan)])
-    for finding in sorted((*plan.findings, *plan.choice.findings), key=lambda finding: finding.code not in LOUD):
+    findings = together((*plan.findings, *plan.choice.findings))
+    for finding in sorted(findings, key=lambda finding: finding.code not in LOUD):
         style = "bold red" if finding.code in LOUD else None
         view.print(f"finding {finding.code}: {finding.message}", style=style, highlight=False, markup=False)
 

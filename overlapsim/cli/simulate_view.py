@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from overlapsim.cli.output import console
+from overlapsim.cli.output import console, together
 from overlapsim.plan import Finding
 from overlapsim.step.simulate import StepResult
 from overlapsim.units import format_bytes, format_rate, format_time
@@ -112,5 +112,5 @@ def _memory(result: StepResult) -> Table:
 
 
 def _print_findings(view: Console, findings: list[Finding]) -> None:
-    for finding in findings:
+    for finding in together(findings):
         view.print(f"finding {finding.code}: {finding.message}", highlight=False, markup=False)

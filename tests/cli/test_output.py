@@ -13,14 +13,14 @@ from overlapsim.cli.output import COMPILE_NOTE, compile_note, table_width
 
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every block compiles at once."""
+    """Every block compiles at once, all the time that it takes."""
 
     @contextmanager
-    def at_once(call: Callable[[], None]) -> Iterator[None]:
-        call()
+    def at_once(begins: Callable[[], None], ends: Callable[[], None]) -> Iterator[None]:
+        begins()
         yield
 
-    monkeypatch.setattr("overlapsim.jit.on_first_compilation", at_once)
+    monkeypatch.setattr("overlapsim.jit.on_compilation", at_once)
 
 
 def timers() -> list[threading.Thread]:
@@ -46,6 +46,24 @@ def test_errors_pass_and_leave_no_thread(cold: None, capsys: pytest.CaptureFixtu
     with pytest.raises(ValueError, match="inside"), compile_note(after_s=3600.0):
         raise ValueError("inside")
     assert timers() == []
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_follows_a_short_compilation_is_not_one(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Between compilations the clock stands still: no timer runs while the block does something else."""
+
+    @contextmanager
+    def three_short_ones(begins: Callable[[], None], ends: Callable[[], None]) -> Iterator[None]:
+        for _ in range(3):
+            begins()
+            assert len(timers()) == 1
+            ends()
+            assert timers() == []
+        yield
+
+    monkeypatch.setattr("overlapsim.jit.on_compilation", three_short_ones)
+    with compile_note(after_s=3600.0):
+        assert timers() == []
     assert capsys.readouterr() == ("", "")
 
 
