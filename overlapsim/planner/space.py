@@ -49,7 +49,8 @@ class Axes:
     ----------
     degrees : for each of `DEGREES`, allowed values; None takes all that divide
     micro_batch : sequences; None takes all that divide
-    zero, recompute, dp_overlap, schedule, overlap : values tried
+    zero, recompute, dp_overlap, schedule, overlap : values tried; by default no schedule that needs another's memory
+        without being faster (GPipe), nor those that few frameworks have
     sequence_parallel : values tried with tp above 1
     uneven : whether layers that do not divide are spread as evenly as can be
     """
@@ -59,7 +60,7 @@ class Axes:
     zero: tuple[int, ...] = (0, 1, 2, 3)
     recompute: tuple[str, ...] = ("none", "selective", "full")
     dp_overlap: tuple[DpOverlap, ...] = DP_OVERLAPS
-    schedule: tuple[str, ...] = ("1f1b", "interleaved", "gpipe", "zb_h1")
+    schedule: tuple[str, ...] = ("1f1b", "interleaved", "zb_h1")
     overlap: tuple[str, ...] = OVERLAPS
     sequence_parallel: tuple[bool, ...] = (True, False)
     uneven: bool = False

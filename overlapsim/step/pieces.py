@@ -109,12 +109,13 @@ class StagePieces:
         self.layers = [inputs.model.layers[begins[s] : begins[s + 1]] for s in range(len(counts))]
         self._stack = _stack(inputs, prices)
         self._used: set[str] = set()
-        self._speeds: dict[object, float] = {}
         self._refusals: dict[str, tuple[str, ...]] = {}
         # Layouts that differ in what no layer sees (stages, replicas) share their layers' blocks through the book. Not
         # with strategies for whole graphs: which of them is used is counted anew for each step.
         shared = not inputs.composition.arranging
-        self._cache: dict[object, Piece] = prices.models.setdefault(_signature(inputs, prices), {}) if shared else {}
+        key = _signature(inputs, prices)
+        self._cache: dict[object, Piece] = prices.models.setdefault(key, {}) if shared else {}
+        self._speeds: dict[object, float] = prices.models.setdefault(("speeds", key), {}) if shared else {}
         if shared:
             # Blocks are known by the model's and its layers' identity, which stays theirs as long as they live.
             prices.models.setdefault(("pieces of", id(inputs.model)), inputs.model)
@@ -184,7 +185,7 @@ class StagePieces:
         passes: tuple[Which, ...] = ("forward", "backward") if gathers else ("backward",)
         alone = beside = 0.0
         for which in passes:
-            key = ("beside", layer, which, flow)
+            key = (layer, which, flow, self.prices.groups.get(flow.group))
             if key not in self._speeds:
                 graph = self._one_layer(layer, which)
                 self._speeds[key] = speed_beside(
