@@ -9,10 +9,27 @@ from typing import Any, Final
 from overlapsim.hardware.documents import Document, Kind, is_leaf, merge_chain
 from overlapsim.hardware.profile import Source
 from overlapsim.hardware.quantity import LEAF_KEYS, QuantityError, read_quantity, read_source
-from overlapsim.hardware.schema import Field
+from overlapsim.hardware.schema import DEVICE_FIELDS, FABRIC_FIELDS, KERNEL_FIELDS, NODE_FIELDS, PEAK_FIELD, Field
 
 COMMON_KEYS: Final = ("kind", "extends", "notes")
 TABLE_KEYS: Final = ("file", *LEAF_KEYS[2:])
+
+_PLACES: Final[Mapping[str, str]] = {
+    **{field.key: "a file of kind: device" for field in (*DEVICE_FIELDS, PEAK_FIELD)},
+    **{field.key: "kernels in a file of kind: device" for field in KERNEL_FIELDS},
+    **{field.key: "a file of kind: node" for field in NODE_FIELDS},
+    **{field.key: "a file of kind: fabric" for field in FABRIC_FIELDS},
+}
+"""Where each number of a machine stands."""
+
+
+def _of_another_kind(key: str) -> str:
+    """What a key was meant to be in a file of another kind; empty where nothing is near."""
+    near = difflib.get_close_matches(key, _PLACES, n=1)
+    if not near:
+        return ""
+    meant = "it" if near[0] == key else f"did you mean {near[0]}? It"
+    return f"{meant} stands in {_PLACES[near[0]]}"
 
 
 class Reader:
@@ -28,13 +45,14 @@ class Reader:
     def __init__(self, kind: Kind, chain: Sequence[Document], problems: list[str]) -> None:
         self.name = chain[-1].name
         self.sources: dict[str, Source] = {}
-        self.chain = chain
+        self.chain, self.kind = chain, kind
         self._where = f"{kind} {self.name} ({chain[-1].label})"
         self._data = merge_chain(chain)
         self._problems = problems
         self._count = len(problems)
         if self._data.get("kind") != kind:
-            self.problem(f"kind is {self._data.get('kind')!r}; expected kind: {kind}")
+            given = f"kind is {self._data['kind']!r}" if "kind" in self._data else "missing key kind"
+            self.problem(f"{given}; expected kind: {kind}")
 
     @property
     def failed(self) -> bool:
@@ -138,17 +156,22 @@ class Reader:
             self.problem(f"{path} {error}")
             return None
 
-    def unknown(self, data: Mapping[str, Any], allowed: Sequence[str], section: str = "") -> None:
+    def unknown(self, data: Mapping[str, Any], allowed: Sequence[str], section: str = "", elsewhere: str = "") -> None:
         """Note keys that nothing reads, each with the nearest one that exists."""
         for key in data:
             if key not in allowed:
                 near = difflib.get_close_matches(str(key), allowed, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(allowed)}"
-                self.problem(f"unknown key {section + '.' if section else ''}{key}; {hint}")
+                if elsewhere and (not near or key in _PLACES):
+                    hint = _of_another_kind(str(key)) or hint
+                self.problem(f"unknown key {section + '.' if section else ''}{key}; {hint}{elsewhere}")
 
     def unknown_top(self, allowed: Sequence[str]) -> None:
-        """Note unknown keys at the top of the file."""
-        self.unknown(self._data, (*COMMON_KEYS, *allowed))
+        """Note unknown keys at the top of the file, and what kind of file it was read as."""
+        read_as = f" (read as kind: {self.kind}"
+        if "kind" not in self.chain[-1].data:
+            read_as += ", which the file does not say: add its kind:"
+        self.unknown(self._data, (*COMMON_KEYS, *allowed), elsewhere=f"{read_as})")
 
     def last_with(self, *keys: str) -> int:
         """Place in the chain of the last file that sets what stands below `keys`; the chain's last if none does."""

@@ -244,3 +244,25 @@ def test_problems_of_an_inline_node_name_the_file(write: Write) -> None:
 def test_shares_above_one_are_refused(write: Write) -> None:
     path = write("gpu.yaml", DEVICE + "tensor_share: 1.5\n")
     assert "tensor_share is 1.5; expected above 0 and at most 1" in message(lambda: load_device(str(path)))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "hbm_bandwith: 3 TB/s",
+            "hbm_bandwith; did you mean hbm_bandwidth? It stands in a file of kind: device",
+        ),
+        ("num_nics: 4", "unknown key num_nics; it stands in a file of kind: node (read as kind: cluster"),
+        ("num_nics: 4", "which the file does not say: add its kind:)"),
+        ("kind: cluster\nnum_nics: 4", "(read as kind: cluster)"),
+    ],
+)
+def test_a_key_of_another_kind_of_file_is_sent_there(write: Write, text: str, expected: str) -> None:
+    path = write("mine.yaml", f"extends: h100-sxm8\n{text}\n")
+    assert expected in message(lambda: load_cluster(str(path)))
+
+
+def test_a_file_without_a_kind_is_told_which(write: Write) -> None:
+    path = write("mine.yaml", "node: h100-sxm8\n")
+    assert "missing key kind; expected kind: cluster" in message(lambda: load_cluster(str(path)))
