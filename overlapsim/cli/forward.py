@@ -102,9 +102,10 @@ def run_forward(given: dict[str, Any], model: ModelSpec, machine: Cluster, belie
         imbalance=perturbation.imbalance,
         rank_order=given["rank_order"] or ORDER,
         sustained_clock=given["sustained_clock"],
-        composition=composition(given["overlap"]),
         contention=not given["no_contention"],
     )
+    if given["overlap"]:
+        inputs = replace(inputs, composition=composition(given["overlap"], inputs.gemms))
     with compile_note():
         result = simulate_forward(inputs)
     result = replace(result, findings=(*believed, *result.findings))

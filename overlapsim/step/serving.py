@@ -103,6 +103,12 @@ class ForwardInputs:
         """Maker of the layers' operator graphs."""
         return ServingGraphs(self.model, self.layout, self.recipe, self.batch, self.kv_dtype, self.imbalance)
 
+    @property
+    def gemms(self) -> set[tuple[str, str]]:
+        """(Operator, pass) of every GEMM of the layers and the head."""
+        graphs = [*(self.graphs.layer(layer) for layer in self.model.kinds), self.graphs.head()]
+        return {(op.name, op.pass_) for graph in graphs for op in graph.operators if isinstance(op, GemmOp)}
+
 
 @dataclass(frozen=True)
 class ForwardMemory:
