@@ -81,7 +81,7 @@ def test_refusals(capsys, text: str, part: str) -> None:
 
 
 def test_an_unknown_operator_is_refused(capsys) -> None:
-    text = f"{ON} --phase prefill --batch 1 --seq 512 --layout tp=2 --overlap"
+    text = f"{ON} --phase prefill --batch 4 --seq 2048 --layout tp=8 --overlap"
     code, _, err = run(capsys, f"{text} mlp.fc9=chunked:chunks=2")
     assert (code, "operator 'mlp.fc9' is unknown: did you mean 'mlp.fc2'?" in err) == (2, True)
     assert run(capsys, f"{text} mlp.fc2=chunked:chunks=2")[0] == 0
