@@ -28,4 +28,11 @@ answer = json.loads(run.stdout)
 assert answer["best"] == "wave_group", answer
 assert all(Path(name).stat().st_size > 1000 for name in ("plan.yaml", "trace.json", "plan.png"))
 subprocess.run([sys.executable, "-m", "overlapsim.cli.main", "trace", "plan.yaml", "--json"], check=True)
+step = "simulate gpt2-126m --cluster a100-sxm8 --layout dp=8 --global-batch 8 --seq 1024 --json"
+run = subprocess.run(
+    [sys.executable, "-m", "overlapsim.cli.main", *step.split()], check=True, capture_output=True, text=True
+)
+answer = json.loads(run.stdout)
+assert abs(sum(answer["breakdown_s"].values()) - answer["step_time_s"]) < 1e-9, answer
+subprocess.run([sys.executable, "-m", "overlapsim.validate", "plan", "plan.yaml", "--check"], check=True)
 print("wheel ok:", overlapsim.__file__)
