@@ -224,7 +224,8 @@ def test_flashoverlap_scores_a_table_of_ones_own(capsys, tmp_path: Path, monkeyp
         + "12288,8192,8192,all_reduce,2,7.60,,\n"
     )
     code, out, err = run(capsys, *DEMO, "--data", table, "--json", "--plot", target)
-    assert (code, err) == (0, "")
+    # Progress may be on stderr: how long the fit takes is the machine's affair.
+    assert code == 0, err
     answer = json.loads(out)
     assert [row["id"] for row in answer["rows"]] == [
         "chunked-all_reduce-4-12288x8192x4096", "wave_group-reduce_scatter-8-12288x8192x2048",
