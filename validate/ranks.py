@@ -220,8 +220,7 @@ def start(backend: str | None = None, timeout_s: float = TIMEOUT_S) -> Iterator[
     if chosen == "nccl":
         torch.cuda.set_device(device)
     else:
-        # One thread a rank, so that ranks do not take cores from one another more than they must. Ranks are not bound
-        # to cores: on a shared machine a bound collective waits where a free one finds an idle core (measured, twice).
+        # One thread a rank, so that ranks do not take cores from one another more than they must.
         torch.set_num_threads(1)
     limit = timedelta(seconds=timeout_s)
     try:
@@ -240,6 +239,8 @@ def start(backend: str | None = None, timeout_s: float = TIMEOUT_S) -> Iterator[
         ranks.meet("start")
         with ranks.guarded("joining the process group"):
             _join(ranks, limit)
+        if chosen == "gloo":
+            _bind(local_rank, local_size)
         yield ranks
         ranks.meet("end")
         dist.destroy_process_group()
@@ -249,6 +250,22 @@ def start(backend: str | None = None, timeout_s: float = TIMEOUT_S) -> Iterator[
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _bind(local_rank: int, local_size: int) -> None:
+    """Keep this thread on the rank's share of the CPUs, where there is one for every rank.
+
+    The transport's threads exist by now and stay free: bound too, a collective waits a scheduler's slice for a busy
+    core beside an idle one; unbound, this thread is moved onto the core where they work. Measured on 2 ranks and 2
+    CPUs, all_reduce of 1 MiB, median and 90th percentile: 0.72 and 4.3 ms with all free, 2.3 and 4.3 ms with all bound,
+    0.56 and 0.65 ms so.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) >= local_size:
+        share = cpus[local_rank * len(cpus) // local_size : (local_rank + 1) * len(cpus) // local_size]
+        os.sched_setaffinity(0, share)
 
 
 def _join(ranks: Ranks, limit: timedelta) -> None:

@@ -203,4 +203,12 @@ def test_too_few_valid_measurements_stop_before_predictions(tmp_path: Path, fold
     (tmp_path / KERNELS).write_text((folder / KERNELS).read_text())
     with pytest.raises(CalibrationError, match="too few for: fp32 GEMMs; run the same command again"):
         calibrate_machine(tmp_path, lambda message: None)
+    # A curve of valid measurements may be refused too: the reason is said.
+    wild = tuple(
+        replace(record, median_s=record.median_s * (1, 5)[number % 2]) if record.op == "all_reduce" else record
+        for number, record in enumerate(content.records)
+    )
+    (tmp_path / RECORDS).write_text(dump_records(RecordSet(wild, content.header)))
+    with pytest.raises(CalibrationError, match=r"too few for: curve of all_reduce; .*\n  all_reduce .*: not accepted"):
+        calibrate_machine(tmp_path, lambda message: None)
     assert not (tmp_path / "profile").exists()

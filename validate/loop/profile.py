@@ -87,9 +87,12 @@ def _refuse_gaps(result: Calibration) -> None:
         missing.append(f"{sizes.DTYPE} GEMMs")
     if missing:
         valid = sum(record.valid for record in result.records)
+        found = [finding for fit in (*result.curves, *result.kernels) for finding in fit.findings]
+        why = [finding.message for finding in found if finding.code == "not_accepted"]
         raise CalibrationError(
             f"{valid} of {len(result.records)} measurements are valid, too few for: {', '.join(missing)}; run the same "
             "command again when the machine is quiet: what is valid is kept"
+            + "".join(f"\n  {reason}" for reason in why)
         )
 
 
