@@ -14,19 +14,13 @@ import pytest
 from overlapsim.accuracy import flashoverlap
 from overlapsim.accuracy.suite import Row, Suite, score
 from overlapsim.cli.accuracy import SUITES
-from overlapsim.cli.main import main
 from overlapsim.errors import CalibrationError
 from overlapsim.plan import Finding
+from tests.cli.test_commands import run as run_command
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: str | Path) -> tuple[int, str, str]:
-    code = 0
-    try:
-        main(["accuracy", *map(str, args)])
-    except SystemExit as exit_:
-        code = int(exit_.code or 0)
-    out, err = capsys.readouterr()
-    return code, out, err
+    return run_command(capsys, ["accuracy", *map(str, args)])
 
 
 ROWS = (

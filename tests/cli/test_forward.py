@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from overlapsim.cli.main import main
+from tests.cli.test_commands import run as run_command
 
 KEYS = [
     *("phase", "tokens", "time_s", "low_s", "high_s", "tokens_per_s", "memory_bytes", "cache_tokens"),
@@ -16,13 +16,7 @@ ON = "llama3-8b --cluster h200-sxm8"
 
 
 def run(capsys: pytest.CaptureFixture[str], text: str) -> tuple[int, str, str]:
-    code = 0
-    try:
-        main(["simulate", *text.split()])
-    except SystemExit as exit_:
-        code = int(exit_.code or 0)
-    out, err = capsys.readouterr()
-    return code, out, err
+    return run_command(capsys, ["simulate", *text.split()])
 
 
 def answer(capsys: pytest.CaptureFixture[str], text: str) -> dict:

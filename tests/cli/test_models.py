@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from overlapsim.cli.main import main
+from tests.cli.test_commands import run as run_command
 
 CONFIG = {
     "model_type": "llama",
@@ -23,13 +23,7 @@ CONFIG = {
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    code = 0
-    try:
-        main(["models", *args])
-    except SystemExit as exit_:
-        code = int(exit_.code or 0)
-    out, err = capsys.readouterr()
-    return code, out, err
+    return run_command(capsys, ["models", *args])
 
 
 def test_list_names_every_model(capsys) -> None:

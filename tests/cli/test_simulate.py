@@ -15,6 +15,7 @@ from overlapsim.strategy.overlaps import composition
 from overlapsim.strategy.parameter_words import parameter_example, parameter_words
 from overlapsim.strategy.registry import load_strategies
 from overlapsim.testing.traces import check_trace
+from tests.cli.test_commands import run as run_command
 
 KEYS = [
     *("step_time_s", "low_s", "high_s", "tokens_per_s", "mfu", "hfu", "model_flop"),
@@ -39,13 +40,7 @@ CONFIG = {
 
 
 def run(capsys: pytest.CaptureFixture[str], text: str) -> tuple[int, str, str]:
-    code = 0
-    try:
-        main(["simulate", *text.split()])
-    except SystemExit as exit_:
-        code = int(exit_.code or 0)
-    out, err = capsys.readouterr()
-    return code, out, err
+    return run_command(capsys, ["simulate", *text.split()])
 
 
 def answer(capsys: pytest.CaptureFixture[str], text: str) -> dict:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from overlapsim.cli.main import main
 from overlapsim.sweep.spec import parse_sweep
+from tests.cli.test_commands import run as run_command
 from tests.sweep.parts import Inline, operators
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -27,13 +27,7 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = 0
-    try:
-        main(["sweep", *arguments])
-    except SystemExit as exit_:
-        code = int(exit_.code or 0)
-    out, err = capsys.readouterr()
-    return code, out, err
+    return run_command(capsys, ["sweep", *arguments])
 
 
 def test_a_sweep(inline: None, capsys, tmp_path: Path) -> None:
