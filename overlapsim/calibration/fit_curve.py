@@ -27,7 +27,7 @@ FOLDS: Final = 3
 # Below, nothing can be held out.
 LEAST_POINTS: Final = 4
 # Repeats of one condition differ by a few percent, on a shared fabric by a third; more is several conditions in one.
-MAX_NOISE: Final = 0.35
+MAX_DISAGREEMENT: Final = 0.35
 _DTYPES: Final = ("bf16", "fp16", "fp32", "", "fp8", "int8")
 """Which element type stands for a collective where several were timed: time goes by bytes, not by type."""
 
@@ -41,6 +41,7 @@ class Point:
     size_bytes, time_s : median over the repeats
     p10_s, p90_s : percentiles, None where nothing says them
     repeats : calls behind the median
+    disagreement : half the distance of the records' 10th and 90th percentile over the median; None with one record
     """
 
     size_bytes: int
@@ -48,6 +49,7 @@ class Point:
     p10_s: float | None
     p90_s: float | None
     repeats: int
+    disagreement: float | None = None
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,10 @@ class CurveFit:
     left_out : outliers and points faster than the wires
     latency_s, bytes_per_s : ``time = latency + size / rate`` by soft-L1; None with fewer than 3 points
     noise : half the distance of the percentiles over the median, at the median over sizes; None without repeats
+    disagreement : the same of the medians of records of one size, at the median over sizes with several; else None
     regimes : errors of a curve that had not seen the point, by size
     over_base : measured over the base profile's price, median of the larger half
-    accepted : every regime from the first point on is within its limits
+    accepted : records of one size agree, and every regime from the first point on is within its limits
     """
 
     key: CurveKey
@@ -85,6 +88,7 @@ class CurveFit:
     latency_s: float | None
     bytes_per_s: float | None
     noise: float | None
+    disagreement: float | None
     regimes: tuple[RegimeError, ...]
     over_base: float
     accepted: bool
@@ -199,8 +203,10 @@ def fit_curve(condition: Condition, records: Sequence[Record], cluster: Cluster,
     errors, at = held_out_errors(used)
     regimes = judge(errors, at, SIZE_REGIMES)
     noise = _noise(used)
+    disagreement = _median_of(point.disagreement for point in used)
     kept_points = _from_accepted(used, regimes)
-    accepted = bool(kept_points) and (noise is None or noise <= MAX_NOISE)
+    # Jitter of single calls is no reason: the median is what is used, and held-out sizes say how good it is.
+    accepted = bool(kept_points) and (disagreement is None or disagreement <= MAX_DISAGREEMENT)
     if accepted:
         used = kept_points
     line = fit_latency_bandwidth([p.size_bytes for p in used], [p.time_s for p in used]) if len(used) >= 3 else None
@@ -214,6 +220,7 @@ def fit_curve(condition: Condition, records: Sequence[Record], cluster: Cluster,
         latency_s=None if line is None else line.latency_s,
         bytes_per_s=None if line is None else line.bytes_per_s,
         noise=noise,
+        disagreement=disagreement,
         regimes=regimes,
         over_base=checked.over_base,
         accepted=accepted,
@@ -238,7 +245,7 @@ def _from_accepted(points: tuple[Point, ...], regimes: Sequence[RegimeError]) ->
 
 
 def merge_repeats(records: Sequence[Record]) -> tuple[Point, ...]:
-    """One point a size: the median over records, percentiles over them or the widest that they state."""
+    """One point a size: the median over records, percentiles over them or those that they state, whichever is wider."""
     by_size: dict[int, list[Record]] = defaultdict(list)
     for record in records:
         assert record.size_bytes is not None
@@ -246,13 +253,17 @@ def merge_repeats(records: Sequence[Record]) -> tuple[Point, ...]:
     points = []
     for size, same in sorted(by_size.items()):
         times = [record.median_s for record in same]
-        lows = [record.p10_s for record in same if record.p10_s is not None and record.p90_s is not None]
-        highs = [record.p90_s for record in same if record.p10_s is not None and record.p90_s is not None]
+        stated = [(r.p10_s, r.p90_s) for r in same if r.p10_s is not None and r.p90_s is not None]
+        spans = [tuple(np.median(stated, axis=0))] if stated else []
+        disagreement = None
         if len(times) >= 2:
-            between = np.quantile(times, (0.1, 0.9))
-            lows, highs = [*lows, float(between[0])], [*highs, float(between[1])]
-        low, high = min(lows, default=None), max(highs, default=None)
-        points.append(Point(size, float(np.median(times)), low, high, sum(record.repeats for record in same)))
+            between = tuple(np.quantile(times, (0.1, 0.9)))
+            disagreement = float(between[1] - between[0]) / 2 / float(np.median(times))
+            spans.append(between)
+        low = min((float(span[0]) for span in spans), default=None)
+        high = max((float(span[1]) for span in spans), default=None)
+        repeats = sum(record.repeats for record in same)
+        points.append(Point(size, float(np.median(times)), low, high, repeats, disagreement))
     return tuple(points)
 
 
@@ -291,8 +302,14 @@ def _rank_of(condition: Condition) -> tuple[bool, bool, int, str, str, str, int]
 
 
 def _noise(points: Sequence[Point]) -> float | None:
-    spreads = [(p.p90_s - p.p10_s) / 2 / p.time_s for p in points if p.p10_s is not None and p.p90_s is not None]
-    return float(np.median(spreads)) if spreads else None
+    return _median_of(
+        (p.p90_s - p.p10_s) / 2 / p.time_s for p in points if p.p10_s is not None and p.p90_s is not None
+    )
+
+
+def _median_of(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None
 
 
 def _findings(fit: CurveFit, cluster: Cluster, base_name: str) -> Iterable[Finding]:
@@ -305,10 +322,10 @@ def _findings(fit: CurveFit, cluster: Cluster, base_name: str) -> Iterable[Findi
         )
     if len(fit.points) < LEAST_POINTS:
         yield Finding("not_judged", f"{fit.name}: {len(fit.points)} sizes; too few to hold any out, taken as measured")
-    if fit.noise is not None and fit.noise > MAX_NOISE:
+    if fit.disagreement is not None and fit.disagreement > MAX_DISAGREEMENT:
         yield Finding(
             "not_accepted",
-            f"{fit.name}: not accepted, left out of the profile: repeats of one size differ by {fit.noise:.0%}; "
+            f"{fit.name}: not accepted, left out of the profile: repeats of one size differ by {fit.disagreement:.0%}; "
             "several conditions (placements, versions, algorithms) in one table, or a disturbed machine",
         )
     elif fit.accepted and not all(regime.accepted for regime in fit.regimes):

@@ -46,6 +46,7 @@ def _curve(curve: CurveFit) -> dict[str, Any]:
         "latency_s": curve.latency_s,
         "algbw_bytes_per_s": curve.bytes_per_s,
         "noise": curve.noise,
+        "disagreement": curve.disagreement,
         "over_base": curve.over_base,
         "split": "thirds by position in rising size; the ends are always fitted",
         "regimes": msgspec.to_builtins(curve.regimes),

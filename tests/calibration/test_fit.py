@@ -246,6 +246,16 @@ def test_repeats_give_noise_and_percentiles(base) -> None:  # type: ignore[no-un
     assert point.repeats == 5
 
 
+def test_jitter_of_single_calls_refuses_nothing_and_repeating_does_not_widen_it(base) -> None:  # type: ignore[no-untyped-def]
+    jittery = [replace(r, p10_s=r.median_s * 0.8, p90_s=r.median_s * 2.2, repeats=40) for r in curve()]
+    (once,) = calibrate(jittery, base, BASE).curves
+    (often,) = calibrate(jittery * 5, base, BASE).curves
+    assert once.accepted and often.accepted
+    assert once.noise == often.noise == pytest.approx(0.7)
+    assert once.disagreement is None
+    assert often.disagreement == pytest.approx(0)
+
+
 def test_held_out_points_are_predicted_without_themselves() -> None:
     points = list(merge_repeats(curve()))
     errors, sizes = held_out_errors(points)

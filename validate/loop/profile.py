@@ -87,7 +87,8 @@ def _refuse_gaps(result: Calibration) -> None:
         missing.append(f"{sizes.DTYPE} GEMMs")
     if missing:
         valid = sum(record.valid for record in result.records)
-        found = [finding for fit in (*result.curves, *result.kernels) for finding in fit.findings]
+        found = [finding for curve in result.curves for finding in curve.findings]
+        found += [finding for kernel in result.kernels for finding in kernel.findings]
         why = [finding.message for finding in found if finding.code == "not_accepted"]
         raise CalibrationError(
             f"{valid} of {len(result.records)} measurements are valid, too few for: {', '.join(missing)}; run the same "
