@@ -26,7 +26,7 @@ AGAIN: Final = ("selective", "sar")
 FIELDS: Final = (*PASSES, *AGAIN)
 STRATEGY_GEMM: Final = 0.94
 """A strategy's kernel over the library's, at least: GEMMs cut in pieces may be a little cheaper together than whole,
-since models are not monotone (`cost.prices.PIECES`)."""
+since models are not monotone (`cost.gemm_prices.PIECES`)."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ from overlapsim.cost.beliefs import check_curve
 from overlapsim.cost.collective import CollectiveModel
 from overlapsim.cost.curve import Curve
 from overlapsim.cost.gemm import gemm_cost, lower_bound_s, template_gemm_cost
-from overlapsim.cost.prices import LAUNCH, PIECES, TEMPLATE, PriceBook
+from overlapsim.cost.gemm_prices import PIECES, TEMPLATE
+from overlapsim.cost.launch_prices import LAUNCH
+from overlapsim.cost.prices import PriceBook
 from overlapsim.errors import ProfileError, StrategyError, UsageError
 from overlapsim.hardware.profile import CurveKey, CurveTable, Source
 from overlapsim.workload.operators import COLLECTIVES, CollectiveOp, GemmOp, gemm_and_collective
