@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -72,6 +72,24 @@ class Timing:
         """Whether the median is known well enough, nobody else used the machine, and the clock was not held down."""
         undisturbed = self.others <= BUSY_SHARE and not self.throttled and self.whole
         return self.uncertainty <= MEDIAN_BOUND and undisturbed
+
+
+def pooled(timings: Sequence[Timing]) -> Timing:
+    """One timing of several of the same work: medians of their figures, all their repeats."""
+
+    def middle(name: str) -> float:
+        return float(np.median([getattr(timing, name) for timing in timings]))
+
+    return Timing(
+        middle("median_s"),
+        middle("p10_s"),
+        middle("p90_s"),
+        repeats=sum(timing.repeats for timing in timings),
+        others=middle("others"),
+        clock_hz=middle("clock_hz"),
+        throttled=any(timing.throttled for timing in timings),
+        whole=all(timing.whole for timing in timings),
+    )
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from overlapsim.validate.budget import Budget
-from overlapsim.validate.measure import Sampler
+from overlapsim.validate.measure import Sampler, Timing, pooled
 from overlapsim.validate.output import RecordFile, timed
 from overlapsim.validate.parts import CollectivePart, GemmPart, collective_beside, gemm_beside
 
@@ -30,30 +31,70 @@ def far_apart(shapes: Sequence[Shape]) -> list[Shape]:
     return ordered
 
 
-def sweep_gemms(sampler: Sampler, shapes: Iterable[Shape], dtype: str, file: RecordFile, budget: Budget) -> None:
-    """Time GEMMs alone."""
-    for shape in shapes:
-        like = Record("gemm", "gemm", 1.0, m=shape[0], n=shape[1], k=shape[2], dtype=dtype)
-        label = f"gemm {'x'.join(map(str, shape))} {dtype}"
-        if not _wanted(sampler, like, file, budget, label):
-            continue
-        _take(sampler, GemmPart(sampler.ranks, *shape, dtype).run, like, file, budget, label)
+def sweep_gemms(
+    sampler: Sampler, shapes: Iterable[Shape], dtype: str, file: RecordFile, budget: Budget, rounds: int = 1
+) -> None:
+    """Time GEMMs alone; in several rounds, so that a moment's state of the machine is in no shape's time alone."""
+    wanted = {}
+    for m, n, k in shapes:
+        like = Record("gemm", "gemm", 1.0, m=m, n=n, k=k, dtype=dtype)
+        wanted[f"gemm {m}x{n}x{k} {dtype}"] = like, _maker(sampler, (m, n, k), dtype)
+    _sweep(sampler, wanted, file, budget, rounds)
 
 
 def sweep_collectives(
-    sampler: Sampler, kinds: Iterable[str], sizes: Iterable[int], dtype: str, file: RecordFile, budget: Budget
+    sampler: Sampler,
+    kinds: Iterable[str],
+    sizes: Iterable[int],
+    dtype: str,
+    file: RecordFile,
+    budget: Budget,
+    rounds: int = 1,
 ) -> None:
-    """Time collectives alone, each checked first."""
+    """Time collectives alone, each checked first; in rounds as GEMMs are."""
     sizes = tuple(sizes)
+    wanted = {}
     for kind in kinds:
         for size in sizes:
-            label = f"{kind} {format_bytes(size)} {dtype}"
             part = CollectivePart.on(sampler.ranks, kind, size, dtype)
-            if not _wanted(sampler, part.like, file, budget, label):
+            wanted[f"{kind} {format_bytes(size)} {dtype}"] = part.like, _checked(sampler, kind, size, dtype)
+    _sweep(sampler, wanted, file, budget, rounds)
+
+
+Run = Callable[[], None]
+
+
+def _maker(sampler: Sampler, shape: Shape, dtype: str) -> Callable[[str], Run]:
+    return lambda _: GemmPart(sampler.ranks, *shape, dtype).run
+
+
+def _checked(sampler: Sampler, kind: str, size: int, dtype: str) -> Callable[[str], Run]:
+    def make(label: str) -> Run:
+        part = CollectivePart.on(sampler.ranks, kind, size, dtype)
+        with sampler.ranks.guarded(label):
+            part.check()
+        return part.run
+
+    return make
+
+
+def _sweep(
+    sampler: Sampler,
+    wanted: Mapping[str, tuple[Record, Callable[[str], Run]]],
+    file: RecordFile,
+    budget: Budget,
+    rounds: int,
+) -> None:
+    """Time everything in each round; after each, a record holds what all rounds so far say."""
+    timings: dict[str, list[Timing]] = defaultdict(list)
+    for number in range(rounds):
+        for label, (like, make) in wanted.items():
+            if number and (label not in timings or _over(sampler, budget)):
                 continue
-            with sampler.ranks.guarded(label):
-                part.check()
-            _take(sampler, part.run, part.like, file, budget, label)
+            if not number and not _wanted(sampler, like, file, budget, label):
+                continue
+            timings[label].append(sampler.time(make(label), label))
+            _keep(sampler, timed(like, pooled(timings[label])), file, budget, label)
 
 
 def sweep_contention(
@@ -80,6 +121,11 @@ def sweep_contention(
             _keep(sampler, timed(beside, gemm_beside(sampler, gemm, part, solo)), file, budget, label)
             told = f"{kind} beside gemm {m}x{n}x{k}"
             _keep(sampler, timed(flow, collective_beside(sampler, gemm, part, solo)), file, budget, told)
+
+
+def _over(sampler: Sampler, budget: Budget) -> bool:
+    """Whether the time budget is used up; rank 0's clock decides for all."""
+    return bool(sampler.ranks.largest([float(budget.left_s <= 0 and sampler.ranks.is_first)])[0])
 
 
 def _wanted(sampler: Sampler, like: Record, file: RecordFile, budget: Budget, label: str) -> bool:

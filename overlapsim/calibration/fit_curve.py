@@ -302,9 +302,7 @@ def _rank_of(condition: Condition) -> tuple[bool, bool, int, str, str, str, int]
 
 
 def _noise(points: Sequence[Point]) -> float | None:
-    return _median_of(
-        (p.p90_s - p.p10_s) / 2 / p.time_s for p in points if p.p10_s is not None and p.p90_s is not None
-    )
+    return _median_of((p.p90_s - p.p10_s) / 2 / p.time_s for p in points if p.p10_s is not None and p.p90_s is not None)
 
 
 def _median_of(values: Iterable[float | None]) -> float | None:

@@ -85,6 +85,18 @@ def test_quantised_rows_keep_the_kernel_floor_given():
     assert together == pytest.approx(9e-6, rel=0.15)
 
 
+def test_a_device_far_below_the_peak_of_its_profile_is_fitted_without_bias():
+    # A CPU whose vector units and clock nobody wrote down reaches a third of the profile's peak, or a tenth.
+    cpu = load_device("cpu-rank")
+    m, n, k = np.array(
+        [(m, n, k) for m in (128, 256, 512, 1024, 1536) for n in (128, 512, 1024) for k in (192, 512)], float
+    ).T
+    for rate in (95e9, 30e9):
+        rows = GemmRows(m, n, k, 2 * m * n * k / rate)
+        errors = predicted(fit_gemm(rows, cpu, "fp32"), cpu, rows) / rows.time_s - 1
+        assert abs(np.median(errors)) < 0.03
+
+
 def test_too_little_or_broken_data_is_refused():
     rows = made_up(29)
     with pytest.raises(CalibrationError, match="29 GEMM shapes were given; expected at least 30"):

@@ -9,7 +9,7 @@ from overlapsim.validate.cli.main import cli
 from overlapsim.validate.cli.options import collectives, shapes, sizes
 from overlapsim.validate.idle import BUSY_SHARE, CpuTime, others_share
 from overlapsim.validate.launch import _most_telling
-from overlapsim.validate.measure import MEDIAN_BOUND, Timing, summary
+from overlapsim.validate.measure import MEDIAN_BOUND, Timing, pooled, summary
 from overlapsim.validate.output import RecordFile, conditions, timed
 from overlapsim.validate.sweeps import far_apart
 
@@ -23,6 +23,14 @@ def test_summary_is_median_and_percentiles() -> None:
     assert timing.noise == pytest.approx(4 / 6)
     assert not timing.valid, "eleven samples that differ by so much leave the median open"
     assert replace(timing, repeats=100).valid, "a hundred do not"
+
+
+def test_rounds_pool_to_the_median_of_their_figures_and_all_repeats() -> None:
+    rounds = [summary([median * (1 + step / 100) for step in range(-5, 6)]) for median in (1.0, 3.0, 1.1)]
+    timing = pooled(rounds)
+    assert (timing.median_s, timing.repeats) == (pytest.approx(1.1), 33)
+    assert timing.p10_s == pytest.approx(rounds[2].p10_s), "a disturbed round moves nothing"
+    assert pooled([replace(rounds[0], throttled=True), rounds[1]]).throttled
 
 
 # Distance of the percentiles at which the median of 20 normal samples is known to a tenth.

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 RECORDS: Final = "records.csv"
 KERNELS: Final = "kernels.json"
 REPEATS: Final = 12
+COLLECTIVE_ROUNDS: Final = 4
+GEMM_ROUNDS: Final = 2
+"""A message's time over gloo has several modes that last for seconds: rounds see more of them than repeats do."""
 WARMUP_S: Final = 0.03
 PATIENCE_S: Final = 0.6
 IDLE_PATIENCE_S: Final = 15.0
@@ -43,8 +46,8 @@ def measure_parts(ranks: Ranks, folder: Path, time_budget: float, repeats: int =
     # The most telling first: a budget that ends early then costs accuracy, not a whole part.
     sweep_contention(sampler, sizes.BESIDE_SHAPES, sizes.KINDS, sizes.DTYPE, file, budget)
     _kernels(sampler, folder, budget)
-    sweep_collectives(sampler, sizes.KINDS, sizes.SIZES, sizes.DTYPE, file, budget)
-    sweep_gemms(sampler, far_apart(sizes.GEMM_SHAPES), sizes.DTYPE, file, budget)
+    sweep_collectives(sampler, sizes.KINDS, sizes.SIZES, sizes.DTYPE, file, budget, COLLECTIVE_ROUNDS)
+    sweep_gemms(sampler, far_apart(sizes.GEMM_SHAPES), sizes.DTYPE, file, budget, GEMM_ROUNDS)
 
 
 def _kernels(sampler: Sampler, folder: Path, budget: Budget) -> None:
