@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -21,6 +21,7 @@ from overlapsim.workload.build_part import Part, Tokens
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.model import Layer, ModelSpec
 from overlapsim.workload.operators import CollectiveOp, GemmOp, KernelOp, Operator, OperatorGraph
+from overlapsim.workload.rebuilt import join_rebuilt
 from overlapsim.workload.recipe import Recipe
 from overlapsim.workload.recompute import Recompute
 from overlapsim.workload.recorder import Recorder
@@ -89,11 +90,13 @@ class GraphBuilder:
             mlp_forward(r, part)
             return r.graph()
         keep = _KEEP[which]
+        placed: Mapping[int, int] = {}
+        forward = OperatorGraph(())
         if "dgrad" in keep and self.recompute.granularity != "none" and rebuilt:
-            self._again(r, part)
+            forward, placed = self._again(r, part)
         mlp_backward(r, part, keep=keep)
         attention_backward(r, part, keep=keep)
-        return r.graph()
+        return join_rebuilt(r.graph(), forward, placed) if placed else r.graph()
 
     def half(self, layer: Layer, half: Half, which: Literal["forward", "backward"]) -> OperatorGraph:
         """Operators of the attention or the feed-forward half of a layer's pass, nothing computed again."""
@@ -132,18 +135,22 @@ class GraphBuilder:
         tokens = Tokens.of(self.layout, self.micro_batch, self.sequence)
         return Part(self.model, layer, self.layout, self.recipe, tokens, self.imbalance)
 
-    def _again(self, r: Recorder, part: Part) -> None:
+    def _again(self, r: Recorder, part: Part) -> tuple[OperatorGraph, Mapping[int, int]]:
+        """Record what is computed again; returns the forward pass, and where named modules of it went."""
         whole = Recorder("recompute", self.model.dtype)
         attention_forward(whole, part)
         mlp_forward(whole, part)
-        if self.recompute.granularity == "full":
-            append(r, whole.graph())
-            return
         graph, modules = whole.graph(), self.recompute.modules
+        if self.recompute.granularity == "full":
+            append(r, graph)
+            return graph, {}
         latent = part.layer.attention.latent
         ranks = () if latent is None else (latent.q_rank, latent.kv_rank)
         again = [i for i, op in enumerate(graph.operators) if modules_of(op, ranks) & modules]
         append(r, graph.part(again))
+        # Gradients wait for what they read, not for all that is rebuilt.
+        r.take()
+        return graph, {old: new for new, old in enumerate(again)}
 
 
 def modules_of(op: Operator, latent_ranks: Sequence[int | None] = ()) -> frozenset[str]:
@@ -164,7 +171,7 @@ def modules_of(op: Operator, latent_ranks: Sequence[int | None] = ()) -> frozens
             found.add(f"{op.name.partition('.')[0]}_act")
     if isinstance(op, GemmOp) and op.name == "attn.qkv" and op.k in latent_ranks:
         found.add("mla_up_proj")
-    if isinstance(op, CollectiveOp) and op.name == "moe.dispatch":
+    if op.name in ("moe.dispatch", "moe.permute"):
         found.add("moe_dispatch")
     if isinstance(op, CollectiveOp) and (op.name, op.kind) == ("attn.out", "all_to_all"):
         found.add("attn_exchange")

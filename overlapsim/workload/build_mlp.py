@@ -154,8 +154,11 @@ def _experts_backward(r: Recorder, part: Part, moe: MoE, keep: frozenset[str]) -
     up = inner * (2 if moe.expert.gated else 1)
     dtype = part.gemm_dtype
     dgrad = "dgrad" in keep
+    given, beside = r.last, list[int]()
     if moe.shared is not None:
         _dense_backward(r, part, moe.shared, "moe.shared.", keep)
+        # Routed experts need the same gradient, and nothing of the shared ones.
+        beside, r.last = r.take(), given
     if dgrad:
         r.kernel(
             "moe.unpermute", MemoryOp("moe_unpermute", t.local, model.hidden, model.dtype, "bwd", moe.top_k),
@@ -173,6 +176,8 @@ def _experts_backward(r: Recorder, part: Part, moe: MoE, keep: frozenset[str]) -
         r.kernel("moe.permute", work, pass_="dgrad")
         r.kernel("moe.router", MemoryOp("router", t.local, moe.num_experts, model.dtype, "bwd"), pass_="dgrad")
     gemm_backward(r, part, "moe.router", t.local, model.hidden, moe.num_experts, keep)
+    for position in beside:
+        r.also(position)
 
 
 def _grouped_backward(

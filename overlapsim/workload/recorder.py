@@ -56,6 +56,11 @@ class Recorder:
         """Let the next operator need one more; nothing for -1."""
         self._also.append(position)
 
+    def take(self) -> list[int]:
+        """Positions that the next operator would have needed, which it now does not: a branch begins."""
+        taken, self.last, self._also = [self.last, *self._also], -1, []
+        return taken
+
     def gemm(
         self,
         name: str,
