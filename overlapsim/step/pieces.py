@@ -52,7 +52,7 @@ def _setting(inputs: StepInputs, schedule: PipelineSchedule) -> Setting:
 
 
 def _signature(inputs: StepInputs, prices: PriceBook) -> tuple[object, ...]:
-    """All that a layer's block depends on, of a step without strategies for whole graphs."""
+    """All that a layer's block depends on."""
     layout, job = inputs.layout, inputs.job
     inner: tuple[object, ...] = (
         layout.tp,
@@ -75,7 +75,8 @@ def _signature(inputs: StepInputs, prices: PriceBook) -> tuple[object, ...]:
         repr(getattr(inputs, field.name)) for field in fields(StepInputs) if field.name not in outside
     )
     pairs = tuple((where, c.strategy.name, repr(c.parameters)) for where, c in sorted(inputs.composition.pairs.items()))
-    rest += (repr(inputs.composition.setting), pairs) if pairs else ()
+    arranging = tuple((chosen.strategy.name, repr(chosen.parameters)) for chosen in inputs.composition.arranging)
+    rest += (repr(inputs.composition.setting), pairs, arranging) if pairs or arranging else ()
     return ("pieces", id(inputs.model), inner, job.micro_batch, job.seq_len, places, shifts, rest)
 
 
@@ -108,17 +109,15 @@ class StagePieces:
         begins = [sum(counts[:stage]) for stage in range(len(counts) + 1)]
         self.layers = [inputs.model.layers[begins[s] : begins[s + 1]] for s in range(len(counts))]
         self._stack = _stack(inputs, prices)
-        self._used: set[str] = set()
-        self._refusals: dict[str, tuple[str, ...]] = {}
-        # Layouts that differ in what no layer sees (stages, replicas) share their layers' blocks through the book. Not
-        # with strategies for whole graphs: which of them is used is counted anew for each step.
-        shared = not inputs.composition.arranging
+        # Layouts that differ in what no layer sees (stages, replicas) share their layers' blocks through the book.
         key = _signature(inputs, prices)
-        self._cache: dict[object, Piece] = prices.models.setdefault(key, {}) if shared else {}
-        self._speeds: dict[object, float] = prices.models.setdefault(("speeds", key), {}) if shared else {}
-        if shared:
-            # Blocks are known by the model's and its layers' identity, which stays theirs as long as they live.
-            prices.models.setdefault(("pieces of", id(inputs.model)), inputs.model)
+        self._cache: dict[object, Piece] = prices.models.setdefault(key, {})
+        self._speeds: dict[object, float] = prices.models.setdefault(("speeds", key), {})
+        # What whole graphs' strategies said of the blocks at hand.
+        self._used: set[str] = prices.models.setdefault(("used", key), set())
+        self._refusals: dict[str, tuple[str, ...]] = prices.models.setdefault(("refusals", key), {})
+        # Blocks are known by the model's and its layers' identity, which stays theirs as long as they live.
+        prices.models.setdefault(("pieces of", id(inputs.model)), inputs.model)
         self._setting = inputs.composition.setting
         if inputs.composition.strategies:
             if not self._cache:
