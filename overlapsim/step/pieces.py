@@ -18,12 +18,13 @@ from overlapsim.step.pairs import paired
 from overlapsim.step.sharded import Entry, stage_entries, unit_parameters
 from overlapsim.step.sharded_pieces import ShardedPieces
 from overlapsim.strategy.base import Context
+from overlapsim.strategy.chains import is_gemm
 from overlapsim.strategy.compatibility import Setting, check_compatible
 from overlapsim.strategy.compose import Composition
 from overlapsim.strategy.overlaps import unknown_gemm
 from overlapsim.workload.build import GraphBuilder, Which
 from overlapsim.workload.model import Layer
-from overlapsim.workload.operators import CollectiveOp, GemmOp, OperatorGraph
+from overlapsim.workload.operators import CollectiveOp, OperatorGraph
 from overlapsim.workload.stages import chunk_layers
 
 
@@ -39,7 +40,7 @@ def layer_gemms(inputs: StepInputs) -> set[tuple[str, str]]:
     which: tuple[Which, ...] = ("forward", "backward", "input_grad", "weight_grad")
     builder = graph_builder(inputs)
     graphs = [builder.layer(layer, w) for layer in inputs.model.kinds for w in which]
-    return {(op.name, op.pass_) for graph in graphs for op in graph.operators if isinstance(op, GemmOp)}
+    return {(op.name, op.pass_) for graph in graphs for op in graph.operators if is_gemm(op)}
 
 
 def _setting(inputs: StepInputs, schedule: PipelineSchedule) -> Setting:
@@ -305,7 +306,7 @@ class StagePieces:
     def _composition(self, graph: OperatorGraph) -> Composition:
         """What of the step's composition is for the operators of one graph."""
         chosen, context = self.inputs.composition, Context(graph, self.prices)
-        gemms = {(op.name, op.pass_) for op in graph.operators if isinstance(op, GemmOp)}
+        gemms = {(op.name, op.pass_) for op in graph.operators if is_gemm(op)}
         pairs = {where: what for where, what in chosen.pairs.items() if where in gemms}
         arranging = []
         for entry in chosen.arranging:

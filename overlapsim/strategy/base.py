@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Final, Literal
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from overlapsim.cost.prices import PriceBook
 from overlapsim.errors import StrategyError
 from overlapsim.plan import Cause, Finding
+from overlapsim.strategy.chains import Relation, nearest_collective
 from overlapsim.strategy.parameter_words import parameter_example, parameter_words
 from overlapsim.strategy.tasks import Placement, Site
 from overlapsim.workload.operators import CollectiveOp, GemmOp, OperatorGraph
@@ -22,8 +23,6 @@ from overlapsim.workload.operators import CollectiveOp, GemmOp, OperatorGraph
 Parameters = Mapping[str, Any]
 Float = npt.NDArray[np.float64]
 Scope = Literal["pair", "graph"]
-Relation = Literal["after", "before", "independent"]
-"""Where the collective of a pair stands: on the GEMM's output, on its input, or needing nothing of it."""
 Trait = Literal[
     "tensor_parallel",  # hides collectives of a tensor-parallel group
     "split_gemm",  # cuts a GEMM into launches, each with its share of the collective
@@ -231,6 +230,8 @@ class Strategy(ABC):
     """What it takes: one GEMM and its collective, or a whole graph that it arranges (`compose.ArrangingStrategy`)."""
     relations: ClassVar[tuple[Relation, ...]] = ("after",)
     """Where the collective may stand in a pair that the strategy takes."""
+    experts: ClassVar[bool] = False
+    """True where the GEMM of its pairs is the grouped GEMM of experts."""
     own_kernel: ClassVar[bool] = False
     """True where the GEMM is a kernel of the strategy's own, with a time of its own (``--kernel-time``)."""
     traits: ClassVar[frozenset[Trait]] = frozenset()
@@ -264,6 +265,27 @@ class Strategy(ABC):
             raise StrategyError(
                 f"parameters of {self.name} cannot be used: {error}; it takes {takes}; such as {self.name}:{example}"
             ) from None
+
+    def piece(self, graph: OperatorGraph, gemm: int, taken: Collection[int] = ()) -> tuple[int, ...] | None:
+        """Return the rising positions that it takes together with the GEMM at `gemm`, itself included.
+
+        Unless overridden, the GEMM and the nearest free collective in one of its relations.
+
+        Parameters
+        ----------
+        graph : a layer, or a stretch of layers
+        gemm : position of a GEMM, of a grouped one for strategies of experts
+        taken : positions that other strategies have
+
+        Returns
+        -------
+        tuple of int, or None
+            None where there is no such collective, or it is not free.
+        """
+        if self.experts or not isinstance(graph.operators[gemm], GemmOp):
+            return None
+        partner = nearest_collective(graph, gemm, self.relations, taken)
+        return None if partner is None else tuple(sorted((gemm, partner)))
 
     @abstractmethod
     def applies_to(self, context: Context) -> Applicability:

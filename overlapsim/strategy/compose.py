@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 from overlapsim.errors import StrategyError
 from overlapsim.plan import Finding
-from overlapsim.strategy.base import Context, Parameters, Relation, Strategy
+from overlapsim.strategy.base import Context, Parameters, Strategy
 from overlapsim.strategy.budget import sm_budget
+from overlapsim.strategy.chains import is_gemm, is_grouped
 from overlapsim.strategy.compatibility import Setting, advise, check_compatible
 from overlapsim.strategy.queues import queue_findings
 from overlapsim.strategy.tasks import Placement, Site
 from overlapsim.units import ps_from_s
-from overlapsim.workload.operators import STEP_PREFIXES, CollectiveOp, GemmOp, Operator, OperatorGraph
+from overlapsim.workload.operators import CollectiveOp, GemmOp, Operator, OperatorGraph
 
 
 class ArrangingStrategy(Strategy):
@@ -143,7 +144,7 @@ def _refuse(chosen: Chosen, context: Context) -> None:
 
 
 def find_pieces(graph: OperatorGraph, pairs: Mapping[tuple[str, str], Chosen]) -> Iterator[Piece]:
-    """Yield the GEMMs that `pairs` names, each with its collective: the one its strategy's relation points to.
+    """Yield the GEMMs that `pairs` names, each with what its strategy takes with it (`Strategy.piece`).
 
     Raises
     ------
@@ -152,58 +153,26 @@ def find_pieces(graph: OperatorGraph, pairs: Mapping[tuple[str, str], Chosen]) -
     """
     taken: set[int] = set()
     for (name, pass_), chosen in pairs.items():
-        gemms = [i for i, op in enumerate(graph.operators) if _is(op, GemmOp, name, pass_)]
+        gemms = [i for i, op in enumerate(graph.operators) if is_gemm(op) and (op.name, op.pass_) == (name, pass_)]
         if not gemms:
             raise StrategyError(f"{chosen.strategy.name} is chosen for {name} {pass_}; the graph has no such GEMM")
         for gemm in gemms:
-            partner = _partner(graph, gemm, chosen.strategy.relations, taken)
-            if partner is None:
+            piece = chosen.strategy.piece(graph, gemm, taken)
+            if piece is None:
                 raise StrategyError(
-                    f"{chosen.strategy.name} is chosen for {name} {pass_}; that GEMM has no collective standing "
-                    f"{' or '.join(chosen.strategy.relations)} that is still free"
+                    f"{chosen.strategy.name} is chosen for {name} {pass_}; {_missing(graph.operators[gemm], chosen)}"
                 )
-            taken |= {gemm, partner}
-            yield Piece(tuple(sorted((gemm, partner))), chosen)
+            taken |= set(piece)
+            yield Piece(piece, chosen)
 
 
-def _is(op: Operator, kind: type[Operator], name: str, pass_: str) -> bool:
-    return isinstance(op, kind) and (op.name, op.pass_) == (name, pass_)
-
-
-def _partner(graph: OperatorGraph, gemm: int, relations: Sequence[Relation], taken: set[int]) -> int | None:
-    # Gradients, parameters and pipeline transfers belong to strategies that arrange the whole step.
-    free = [
-        i
-        for i, op in enumerate(graph.operators)
-        if isinstance(op, CollectiveOp) and i not in taken and not op.name.startswith(STEP_PREFIXES)
-    ]
-    op = graph.operators[gemm]
-    own = [i for i in free if (graph.operators[i].name, graph.operators[i].pass_) == (op.name, op.pass_)]
-    # A collective bears the name of the operator that it serves: others beside the GEMM come second.
-    for some in (own, free):
-        for relation in relations:
-            if relation == "after":
-                found = [i for i in some if (gemm, i) in graph.dependencies]
-            elif relation == "before":
-                found = [i for i in some if (i, gemm) in graph.dependencies]
-            else:
-                apart = _relatives(graph, gemm)
-                found = sorted((i for i in some if i not in apart), key=lambda i: abs(i - gemm))
-            if found:
-                return found[0]
-    return None
-
-
-def _relatives(graph: OperatorGraph, position: int) -> set[int]:
-    """Everything that the operator depends on, or that depends on it."""
-    up, down = {position}, {position}
-    for a, b in sorted(graph.dependencies):
-        if a in down:
-            down.add(b)
-    for a, b in sorted(graph.dependencies, key=lambda pair: -pair[1]):
-        if b in up:
-            up.add(a)
-    return up | down
+def _missing(op: Operator, chosen: Chosen) -> str:
+    """Why a strategy found nothing to take."""
+    if is_grouped(op) != chosen.strategy.experts:
+        wanted = "grouped GEMMs of experts" if chosen.strategy.experts else "plain GEMMs"
+        return f"it takes {wanted}, and that is none"
+    where = " or ".join(chosen.strategy.relations)
+    return f"that GEMM has no collective standing {where} that is still free"
 
 
 def lower(context: Context, site: Site, pieces: Sequence[Piece] = ()) -> Placement:
