@@ -14,7 +14,7 @@ from overlapsim.planner.space import TWO_WAY, Space
 from overlapsim.schedule.pipeline_kinds import SCHEDULES
 from overlapsim.step.inputs import DP_OVERLAPS, StepInputs
 from overlapsim.step.sharded import Entry, sharded_graph
-from overlapsim.step.traffic import StageTraffic, stage_traffic
+from overlapsim.step.traffic import StageTraffic, stage_traffic, stream_seconds
 from overlapsim.workload.build import GraphBuilder
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.layout_rules import Job
@@ -107,11 +107,12 @@ class DataParallel:
                 for number, overlap in enumerate(DP_OVERLAPS if zero < LEVELS - 1 else ()):
                     traffic = stage_traffic(replace(inputs, layout=own, dp_overlap=overlap), 0)
                     gathers = [(op, prices.flow(op)[0]) for op, _ in traffic.gather]
+                    gathered_s = stream_seconds((op for op, _ in traffic.gather), lambda op: prices.flow(op)[0])
                     cell = table[:, :, zero, number]
-                    cell[0, 0] += sum(prices.flow(op)[0] for op in _behind(traffic))
-                    cell[1] += sum(prices.flow(op)[0] for op, _ in traffic.reduce)
+                    cell[0, 0] += stream_seconds(_behind(traffic), lambda op: prices.flow(op)[0])
+                    cell[1] += stream_seconds((op for op, _ in traffic.reduce), lambda op: prices.flow(op)[0])
                     if overlap != "both":
-                        cell += sum(seconds for _, seconds in gathers)
+                        cell += gathered_s
                     elif gathers and not gathers[0][0].name.endswith("expert"):
                         # One copy of the model: nothing starts before the first parameters are there.
                         cell[0, :2] += gathers[0][1]

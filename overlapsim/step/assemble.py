@@ -19,6 +19,7 @@ from overlapsim.step.line import Line
 from overlapsim.step.perturb import jitter_factors
 from overlapsim.step.pieces import StagePieces
 from overlapsim.step.replicas import HEALTHY, Replica, coupled_ranks
+from overlapsim.step.synchronisation import INNER
 from overlapsim.step.traffic import copies_reductions, embedding_reduction, held_parameters, traffic_of
 from overlapsim.workload.build import Which
 from overlapsim.workload.layout import Layout
@@ -182,7 +183,11 @@ class _Step:
     def _largest(self) -> list[CollectiveOp | None]:
         """The largest reduction of each device."""
         return [
-            max((op for traffic in held for op, _ in traffic.reduce), key=lambda op: op.size_bytes, default=None)
+            max(
+                (op for traffic in held for op, _ in traffic.reduce if op.group != INNER),
+                key=lambda op: op.size_bytes,
+                default=None,
+            )
             for held in self.traffic
         ]
 

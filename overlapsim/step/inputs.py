@@ -25,6 +25,10 @@ DpOverlap = Literal["none", "gradients", "both"]
 DP_OVERLAPS: Final[tuple[DpOverlap, ...]] = get_args(DpOverlap)
 """What of data parallelism runs beside computation: nothing, the reduction of gradients, or the gather of parameters
 (ZeRO) too."""
+DpSync = Literal["hierarchical", "flat"]
+DP_SYNCS: Final[tuple[DpSync, ...]] = get_args(DpSync)
+"""How gradients and parameters that a node holds in copies are brought together: in the node and then between nodes,
+or over all ranks at once."""
 DEFAULT_BUCKET_BYTES: Final = 160e6
 """Megatron-LM's ``--ddp-bucket-size`` of 40 million fp32 gradients."""
 RANK_BUCKET_BYTES: Final = 4e6
@@ -48,6 +52,8 @@ class StepInputs:
     stack : how kernels are launched (`cost.launch`)
     dp_overlap, bucket_bytes : what of data parallelism is overlapped, and in which pieces (the default grows with the
         data-parallel ranks)
+    dp_sync : ``hierarchical`` reduces what Ulysses' ranks of a node hold in copies within the node first, and gathers
+        it there last, beside what goes between nodes; ``flat`` takes all of them for one group
     reshard : ZeRO 3 gathers parameters before each use and drops them after it, and scatters gradients, in each
         micro-batch; False keeps them whole over the step, gathered once
     rings : whether the library's rings across nodes have mirror images (`hardware.nic_sharing`)
@@ -78,6 +84,7 @@ class StepInputs:
     stack: str = "graph"
     dp_overlap: DpOverlap = "none"
     bucket_bytes: float = DEFAULT_BUCKET_BYTES
+    dp_sync: DpSync = "hierarchical"
     reshard: bool = True
     rings: Rings = "mirrored"
     rank_order: tuple[str, ...] = ORDER
@@ -99,6 +106,8 @@ class StepInputs:
             raise UsageError(f"launch stack {self.stack!r} is unknown; expected one of {', '.join(STACKS)}")
         if self.dp_overlap not in DP_OVERLAPS:
             raise UsageError(f"dp_overlap is {self.dp_overlap!r}; expected one of {', '.join(DP_OVERLAPS)}")
+        if self.dp_sync not in DP_SYNCS:
+            raise UsageError(f"dp_sync is {self.dp_sync!r}; expected one of {', '.join(DP_SYNCS)}")
         if not 0 < self.sustained_clock <= 1:
             raise UsageError(f"sustained_clock is {self.sustained_clock}; expected a share in (0, 1]")
         if not self.bucket_bytes > 0:

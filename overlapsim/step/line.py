@@ -17,7 +17,8 @@ from overlapsim.step.blocks import LONGEST_UNIT_S, Piece
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.pieces import StagePieces
 from overlapsim.step.replicas import Replica, Station
-from overlapsim.step.traffic import boundary_bytes
+from overlapsim.step.synchronisation import INNER, OUTER
+from overlapsim.step.traffic import boundary_bytes, local_work
 from overlapsim.units import ps_from_s
 from overlapsim.workload.operators import CollectiveOp
 from overlapsim.workload.rank_map import RankMap
@@ -62,6 +63,8 @@ class Line:
             builder.add_pool(num_sms, derate=self._beside_communication(d, largest[d]), name=f"gpu{at}", device=at)
             for d, at in enumerate(range(self.first_device, self.first_device + schedule.num_devices))
         ]
+        self._inner_streams: dict[int, int] = {}
+        self._levels: dict[tuple[int, str], int] = {}
         self._dp_streams = [builder.add_stream(priority=5, name=f"dp {d}") for d in range(schedule.num_devices)]
 
     def prices(self, device: int) -> PriceBook:
@@ -115,9 +118,13 @@ class Line:
         """Add a collective of the data-parallel groups of one device; of a `group`, it waits for other pipelines."""
         prices = self.prices(device)
         seconds, demands = prices.flow(op)
+        # What a rank does itself to what is sent and received is a part of the collective: it waits for either end.
+        for kernel in local_work(op):
+            cost = prices.kernel(kernel)
+            seconds, demands = seconds + cost.duration_s, (*demands, *cost.demands)
         units = parts(seconds)
-        return self.builder.add_flow(
-            stream=self._dp_streams[device],
+        task = self.builder.add_flow(
+            stream=self._stream(op, device),
             pool=self.pools[device],
             host=device,
             units=units,
@@ -128,6 +135,12 @@ class Line:
             op=op.name,
             tag=f"{op.kind} [{op.group}]",
         )
+        # The second level of a piece takes what the first has left: inwards parameters, outwards gradients.
+        first = OUTER if op.kind == "all_gather" else INNER
+        if op.group in (INNER, OUTER) and op.group != first and (device, first) in self._levels:
+            self.builder.add_edge(self._levels[device, first], task)
+        self._levels[device, op.group] = task
+        return task
 
     def block(self, device: int, piece: Piece, units: int, name: str) -> Block:
         """A piece as so many equal steps, or a multiple of them where one would be too long for the engine."""
@@ -141,6 +154,14 @@ class Line:
         return Block(units, ps_from_s(max(piece.duration_s, 1e-12) / units), demands, name + self._name)
 
     # Inside
+
+    def _stream(self, op: CollectiveOp, device: int) -> int:
+        """Stream of a data-parallel collective: what stays within the node runs beside what leaves it."""
+        if op.group != INNER:
+            return self._dp_streams[device]
+        if device not in self._inner_streams:
+            self._inner_streams[device] = self.builder.add_stream(priority=5, name=f"dp within {device}")
+        return self._inner_streams[device]
 
     def _units(self, device: int, stage: int) -> int:
         """Steps of a block: some for each layer where collectives start or are waited for within it."""

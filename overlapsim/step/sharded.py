@@ -68,7 +68,7 @@ def sharded_graph(inputs: StepInputs, builder: GraphBuilder, entries: Sequence[E
         own = len(operators) + len(gathers)
         for number, (name, local, ranks, group) in enumerate(gathers):
             first_use, last_use = _uses(graph, name)
-            size = float(local * precision_of(inputs).parameter_bytes)
+            size = float(local * precision_of(inputs).gathered_bytes)
             pass_ = "fwd" if entry.which == "forward" else "dgrad"
             dtype = builder.model.dtype
             operators.append(CollectiveOp("all_gather", size, ranks, dtype, f"param.{name}", pass_, group=group))

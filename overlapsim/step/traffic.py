@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from overlapsim.schedule.pipeline import PipelineSchedule
 from overlapsim.step.inputs import DEFAULT_BUCKET_BYTES, RANK_BUCKET_BYTES, StepInputs
+from overlapsim.step.synchronisation import INNER, OUTER, two_levels
 from overlapsim.units import dtype_bytes
 from overlapsim.workload.layout import Layout
-from overlapsim.workload.operators import CollectiveKind, CollectiveOp
+from overlapsim.workload.memory_bound import MemoryOp
+from overlapsim.workload.operators import CollectiveKind, CollectiveOp, KernelOp
 from overlapsim.workload.stage_weights import LocalParameters, layer_parameters_local, stage_parameters
 from overlapsim.workload.stages import chunk_layers, stage_layers
-from overlapsim.workload.state_precision import StatePrecision, state_precision
+from overlapsim.workload.state_precision import StatePrecision, recipe_precision
 
 MOST_BUCKETS: Final = 32
 """Pieces of a stage's gradients that are simulated one by one; smaller buckets are joined."""
+
+ROW_ELEMENTS: Final = 4096
+"""Rows in which kernels over flat gradients are cut; any size of some thousand costs the same."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class StageTraffic:
 
 def precision_of(inputs: StepInputs) -> StatePrecision:
     """Bytes of a parameter's state."""
-    return inputs.precision or state_precision(inputs.model.dtype, fp8=inputs.recipe.fp8)
+    return inputs.precision or recipe_precision(inputs.model.dtype, inputs.recipe)
 
 
 def stage_traffic(inputs: StepInputs, device: int) -> StageTraffic:
@@ -46,6 +52,8 @@ def stage_traffic(inputs: StepInputs, device: int) -> StageTraffic:
     theirs. ZeRO scatters gradients and gathers parameters instead; HSDP adds
     a reduction over the groups of shards. Where parameters are dropped after
     use (``StepInputs.sharded``) only that is left: blocks hold the rest.
+    Copies within nodes are reduced there first (`synchronisation.two_levels`),
+    and gradients are exchanged in bf16 where the recipe compresses them.
     """
     return traffic_of(inputs, stage_parameters(inputs.model, inputs.layout, device, inputs.job.stage_layers))
 
@@ -82,18 +90,23 @@ def traffic_of(inputs: StepInputs, local: LocalParameters) -> StageTraffic:
     gather: list[tuple[CollectiveOp, float]] = []
     for parameters, name, groups in _parts(local, layout):
         size = float(parameters * width.gradient_bytes)
-        pieces = _num_buckets(inputs, size, groups.ranks)
+        split = name == "grad.dense" and two_levels(inputs)
+        pieces = _num_buckets(inputs, size, groups.ranks, chunked=split)
         for number in range(pieces):
             done = (number + 1) / pieces if inputs.dp_overlap != "none" else 1.0
-            for kind, ranks, group in _reductions(layout, groups):
+            for kind, ranks, group in _reductions(layout, groups, split=split):
                 if inputs.sharded and kind == "reduce_scatter":
                     continue
-                share = size / pieces / (groups.shards if group.endswith("replica") else 1)
-                reduce.append((CollectiveOp(kind, share, ranks, name=name, pass_="wgrad", group=group), done))
+                share = size / pieces / _shards_before(layout, groups, group)
+                reduce.append((_reduction(inputs, kind, share, ranks, name, group), done))
         if layout.zero and not inputs.sharded and groups.shards > 1:
-            own, count = float(parameters * width.parameter_bytes), pieces if inputs.dp_overlap == "both" else 1
-            op = CollectiveOp("all_gather", own / count, groups.shards, inputs.model.dtype, name, group=groups.shard)
-            gather += [(op, number / count) for number in range(count)]
+            own, count = float(parameters * width.gathered_bytes), pieces if inputs.dp_overlap == "both" or split else 1
+            dtype = "fp8" if width.gathered_bytes == dtype_bytes("fp8") else inputs.model.dtype
+            for number in range(count):
+                for ranks, group in _gathers(layout, groups, split=split):
+                    size = own / count / _shards_before(layout, groups, group)
+                    op = CollectiveOp("all_gather", size, ranks, dtype, name, group=group)
+                    gather.append((op, number / count))
     reduce.sort(key=lambda entry: entry[1])
     gather.sort(key=lambda entry: entry[1])
     return StageTraffic(tuple(reduce), tuple(gather))
@@ -154,7 +167,11 @@ def _parts(local: LocalParameters, layout: Layout) -> Iterator[tuple[int, str, _
         yield local.expert, "grad.expert", groups
 
 
-def _reductions(layout: Layout, groups: _Groups) -> Iterator[tuple[CollectiveKind, int, str]]:
+def _reductions(layout: Layout, groups: _Groups, *, split: bool) -> Iterator[tuple[CollectiveKind, int, str]]:
+    if split:
+        yield "reduce_scatter", layout.sp, INNER
+        yield "reduce_scatter", layout.dp, OUTER
+        return
     if not layout.zero:
         yield "all_reduce", groups.ranks, groups.whole
         return
@@ -164,11 +181,66 @@ def _reductions(layout: Layout, groups: _Groups) -> Iterator[tuple[CollectiveKin
         yield "all_reduce", groups.replicas, groups.replica
 
 
-def _num_buckets(inputs: StepInputs, size_bytes: float, ranks: int) -> int:
-    if inputs.dp_overlap == "none":
+def _gathers(layout: Layout, groups: _Groups, *, split: bool) -> tuple[tuple[int, str], ...]:
+    return ((layout.dp, OUTER), (layout.sp, INNER)) if split else ((groups.shards, groups.shard),)
+
+
+def _shards_before(layout: Layout, groups: _Groups, group: str) -> int:
+    """Parts in which parameters are split already where a group's collective moves them."""
+    if group == OUTER:
+        return layout.sp
+    return groups.shards if group.endswith("replica") else 1
+
+
+def _reduction(
+    inputs: StepInputs, kind: CollectiveKind, size_bytes: float, ranks: int, name: str, group: str
+) -> CollectiveOp:
+    """One reduction; compressed, the scatter over data-parallel ranks is an exchange of bf16 (summed where it arrives).
+
+    Within a node gradients stay in fp32: that step hides behind the one between nodes.
+    """
+    own = precision_of(inputs).gradient_bytes
+    if compresses_gradients(inputs) and kind == "reduce_scatter" and group != INNER:
+        return CollectiveOp(
+            "all_to_all", size_bytes * dtype_bytes("bf16") / own, ranks, "bf16", name, "wgrad", group=group
+        )
+    return CollectiveOp(kind, size_bytes, ranks, name=name, pass_="wgrad", group=group)
+
+
+def compresses_gradients(inputs: StepInputs) -> bool:
+    """Whether gradients are exchanged in bf16: asked for, wider, and scattered once a step."""
+    wider = precision_of(inputs).gradient_bytes > dtype_bytes("bf16")
+    return "grads-bf16" in inputs.recipe.compress and wider and inputs.layout.zero > 0 and not inputs.sharded
+
+
+def local_work(op: CollectiveOp) -> tuple[KernelOp, ...]:
+    """Kernels of a compressed reduction on its own rank: the cast before it and the sum in fp32 behind it.
+
+    Both work in place: the copies take one half of the fp32 buffer, what arrives the other, so no memory is added.
+    """
+    if op.kind != "all_to_all" or not op.name.startswith("grad."):
+        return ()
+    elements = op.size_bytes / dtype_bytes(op.dtype)
+    cast, summed = (math.ceil(count / ROW_ELEMENTS) for count in (elements, elements / op.ranks))
+    return (
+        KernelOp(MemoryOp("grad_cast", cast, ROW_ELEMENTS, op.dtype), op.name, "wgrad"),
+        KernelOp(MemoryOp("shard_sum", summed, ROW_ELEMENTS, op.dtype, topk=op.ranks), op.name, "wgrad"),
+    )
+
+
+def stream_seconds(ops: Iterable[CollectiveOp], seconds_of: Callable[[CollectiveOp], float]) -> float:
+    """Least seconds of collectives that are issued together: those within nodes run beside the others."""
+    total: dict[bool, float] = defaultdict(float)
+    for op in ops:
+        total[op.group == INNER] += seconds_of(op)
+    return max(total.values(), default=0.0)
+
+
+def _num_buckets(inputs: StepInputs, size_bytes: float, ranks: int, *, chunked: bool) -> int:
+    if inputs.dp_overlap == "none" and not chunked:
         return 1
     bucket = inputs.bucket_bytes
-    if bucket == DEFAULT_BUCKET_BYTES:
+    if bucket == DEFAULT_BUCKET_BYTES and not chunked:
         bucket = max(bucket, RANK_BUCKET_BYTES * ranks)
     return max(1, min(MOST_BUCKETS, math.ceil(size_bytes / bucket)))
 

@@ -17,7 +17,7 @@ from overlapsim.workload.recipe import Recipe
 from overlapsim.workload.recompute import Activation, Recompute
 from overlapsim.workload.stage_weights import LocalParameters, layer_parameters_local, stage_parameters
 from overlapsim.workload.stages import stage_layers
-from overlapsim.workload.state_precision import StatePrecision, state_precision
+from overlapsim.workload.state_precision import StatePrecision, recipe_precision
 from overlapsim.workload.vocabulary import VOCABULARY_MULTIPLE, padded_vocabulary
 
 CONTEXT_BYTES: Final = 1.0e9
@@ -197,7 +197,7 @@ class MemoryModel:
 
     def _states(self, layout: Layout, stage: int) -> tuple[tuple[float, float, float], float]:
         """Parameters, gradients and optimizer state, and the buffers of ZeRO."""
-        width = self.precision or state_precision(self.model.dtype, fp8=self.recipe.fp8)
+        width = self.precision or recipe_precision(self.model.dtype, self.recipe)
         local = stage_parameters(self.model, layout, stage, self.job.stage_layers, self.vocabulary_multiple)
         sharded = local.dense / layout.dense_shards + local.expert / layout.expert_shards
         whole: float = local.total

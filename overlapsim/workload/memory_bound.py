@@ -27,6 +27,7 @@ class Traffic:
     flop : operations per grid element, for the record: these operators never run at the peak
     kernels : launches
     per_topk : elements moved per grid element and routed copy less one (see ``moe_unpermute``)
+    synced : whether the host reads a result before it goes on, so that what follows is launched onto an idle GPU
     """
 
     elements: float
@@ -36,6 +37,7 @@ class Traffic:
     flop: float = 1.0
     kernels: int = 1
     per_topk: float = 0.0
+    synced: bool = False
 
 
 # One line an operator and pass. Grid: tokens x hidden unless said. "r" reads, "w" writes, in elements of the dtype.
@@ -80,6 +82,19 @@ TRAFFIC: Final[dict[tuple[str, str], Traffic]] = {
     # Logits of one expert each, tokens x experts: softmax and top-k in fp32 with the chosen ones written.
     ("router", "fwd"): Traffic(1.0, fixed_bytes=12.0, row_bytes=12.0, flop=8.0, kernels=3),
     ("router", "bwd"): Traffic(1.0, fixed_bytes=8.0, row_bytes=12.0, flop=6.0, kernels=3),
+    # The same without a kernel of its own, counted in Megatron-LM of October 2024 (SOURCES.md, MEGATRON-MOE): top-k,
+    # softmax, histogram, auxiliary loss; its backward; and the indices of the permutation behind them (masks, selections,
+    # sorts), for which the host reads how many copies each expert gets. A kernel reads and writes fp32 or indices.
+    ("gating", "fwd"): Traffic(1.0, fixed_bytes=112.0, flop=14.0, kernels=14, synced=True),
+    ("gating", "bwd"): Traffic(1.0, fixed_bytes=144.0, flop=18.0, kernels=18),
+    ("routing_index", "fwd"): Traffic(0.0, fixed_bytes=256.0, flop=32.0, kernels=32),
+    # Permutation by gather and scatter_add of the framework, twice (to this rank's experts, then by expert); grid: this
+    # rank's routed copies x hidden. fwd: two gathers; bwd: zeros and adds of both; weighting is a kernel, as is the sum
+    # over one copy. An add reads the copy and reads and writes its place.
+    ("torch_permute", "fwd"): Traffic(4.0, row_bytes=16.0, flop=0.0, kernels=2),
+    ("torch_permute", "bwd"): Traffic(8.0, row_bytes=16.0, flop=2.0, kernels=4),
+    ("torch_unpermute", "fwd"): Traffic(12.0, row_bytes=16.0, flop=4.0, kernels=6),
+    ("torch_unpermute", "bwd"): Traffic(10.0, row_bytes=16.0, flop=3.0, kernels=5),
     # Grid: routed copies (tokens x topk) x hidden; r a token for each copy, w it where its expert wants it.
     ("moe_permute", "fwd"): Traffic(2.0, row_bytes=8.0, flop=0.0),
     # Grid: tokens x hidden; r topk weighted copies, w their sum.
@@ -98,6 +113,13 @@ TRAFFIC: Final[dict[tuple[str, str], Traffic]] = {
     # r the dtype, w one byte and a scale for each 128 elements (fp8 quantisation).
     ("quantize_fp8", "fwd"): Traffic(1.0, fixed_bytes=1.0 + 4.0 / 128, flop=3.0),
     ("quantize_mxfp8", "fwd"): Traffic(1.0, fixed_bytes=1.0 + 1.0 / 32, flop=3.0),
+    # r one byte and the scale, w the dtype.
+    ("dequantize_fp8", "fwd"): Traffic(1.0, fixed_bytes=1.0 + 4.0 / 128, flop=1.0),
+    # Grid: elements of one rank's shard; r a copy of topk ranks in the dtype, w their fp32 or two-byte sum.
+    ("shard_sum", "fwd"): Traffic(1.0, fixed_bytes=4.0, per_topk=1.0),
+    ("shard_sum_half", "fwd"): Traffic(1.0, fixed_bytes=2.0, row_bytes=4.0, per_topk=1.0),
+    # fp32 gradients r, their two-byte copies w.
+    ("grad_cast", "fwd"): Traffic(0.0, fixed_bytes=6.0),
     # Grid: tokens x vocabulary of this rank. Chain of fp32 kernels: cast, max, subtract, exp, sum, divide; then scale
     # and cast: 54 bytes a logit in all for two-byte logits.
     ("cross_entropy", "fwd"): Traffic(1.0, fixed_bytes=36.0, row_bytes=24.0, flop=6.0, kernels=8),
@@ -126,6 +148,10 @@ FITTED_LIKE: Final = {
     "bias_add": "add",
     "bias_dropout_add": "add",
     "quantize_mxfp8": "quantize_fp8",
+    "dequantize_fp8": "quantize_fp8",
+    "shard_sum": "add",
+    "shard_sum_half": "add",
+    "grad_cast": "copy",
 }
 """Whose fit an operator takes where it has none of its own."""
 
@@ -140,7 +166,7 @@ class MemoryOp:
     rows, columns : the grid
     dtype : of its elements
     pass_ : ``fwd`` or ``bwd``
-    topk : routed copies of a token (``moe_unpermute`` only)
+    topk : routed copies of a token (``moe_unpermute``), or ranks whose shards are summed (``shard_sum``)
     """
 
     kind: str

@@ -8,6 +8,7 @@ from typing import Final
 from overlapsim.errors import WorkloadError
 from overlapsim.units import dtype_bytes
 from overlapsim.workload.model import check_size
+from overlapsim.workload.recipe import Recipe
 
 _MASTER: Final = "fp32"
 # Copies of a weight in fp8, by rows for the forward and by columns for the backward GEMMs, kept over a step's
@@ -25,6 +26,7 @@ class StatePrecision:
     gradient_bytes : gradient in which micro-batches are added up
     main_bytes : main copy that the optimizer steps; 0 if it steps the weights themselves
     moment_bytes : moments of the optimizer together
+    gathered_bytes : what ZeRO gathers of a parameter, from which copies are made where it arrives
 
     Examples
     --------
@@ -38,9 +40,10 @@ class StatePrecision:
     gradient_bytes: int
     main_bytes: int
     moment_bytes: int
+    gathered_bytes: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("parameter_bytes", "gradient_bytes", "main_bytes", "moment_bytes"):
+        for name in ("parameter_bytes", "gradient_bytes", "main_bytes", "moment_bytes", "gathered_bytes"):
             check_size(name, getattr(self, name), low=0)
 
     @property
@@ -82,7 +85,7 @@ def state_precision(
     Examples
     --------
     >>> state_precision("bf16", fp8=True, fp8_parameters=True)
-    StatePrecision(parameter_bytes=2, gradient_bytes=4, main_bytes=4, moment_bytes=8)
+    StatePrecision(parameter_bytes=2, gradient_bytes=4, main_bytes=4, moment_bytes=8, gathered_bytes=1)
     """
     if dtype not in ("bf16", "fp16", "fp32"):
         raise WorkloadError(f"weights of {dtype!r}; expected bf16, fp16 or fp32 (fp8 as copies of these)")
@@ -91,4 +94,10 @@ def state_precision(
     own = 0 if fp8_parameters else dtype_bytes(dtype)
     main = 0 if dtype == _MASTER else dtype_bytes(_MASTER)
     copies = _FP8_COPIES * dtype_bytes("fp8") if fp8 else 0
-    return StatePrecision(own + copies, dtype_bytes(gradient), main, 2 * dtype_bytes(moments))
+    gathered = dtype_bytes("fp8" if fp8_parameters else dtype)
+    return StatePrecision(own + copies, dtype_bytes(gradient), main, 2 * dtype_bytes(moments), gathered)
+
+
+def recipe_precision(dtype: str, recipe: Recipe) -> StatePrecision:
+    """Widths of a model's state as a recipe runs it, gradients in fp32."""
+    return state_precision(dtype, fp8=recipe.fp8, fp8_parameters="params-fp8" in recipe.compress)
