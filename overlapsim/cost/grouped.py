@@ -24,6 +24,7 @@ from overlapsim.cost.priced import checked_sms
 from overlapsim.cost.tiles import TileGrid
 from overlapsim.errors import WorkloadError
 from overlapsim.hardware.profile import DeviceSpec, Source
+from overlapsim.workload.operators import ADDED_BYTES
 
 # Grouped kernels of six stacks against the plain kernel's constants: a judgement, narrower where a stack was fitted
 # (`overlapsim.cost.grouped_fit`).
@@ -61,6 +62,7 @@ def grouped_gemm_cost(
     accumulate: str = "fp32",
     sms: int | None = None,
     tile: tuple[int, int] | None = None,
+    adds: bool = False,
 ) -> GroupedCost:
     """Time of ``C_i[rows_i, n] = A_i[rows_i, k] B_i[k, n]`` for all i in one persistent launch.
 
@@ -75,6 +77,7 @@ def grouped_gemm_cost(
     n, k : columns and depth of each product
     sms : SMs the kernel gets; all by default
     tile : (BM, BN) to use instead of the fastest
+    adds : products are added to fp32 matrices in memory, which are read and written
 
     Returns
     -------
@@ -98,8 +101,9 @@ def grouped_gemm_cost(
         )
     machine, parameters, source = _model(device, dtype, accumulate)
     tiles = TILES if tile is None else (tile,)
-    time_s, best = min((_seconds(rows, n, k, machine, parameters, candidate, sms), candidate) for candidate in tiles)
-    return _cost(rows, n, k, device, machine, source, best, sms, time_s)
+    moved = _bytes(rows, n, k, machine.element_bytes, ADDED_BYTES if adds else OUTPUT_BYTES)
+    time_s, best = min((_seconds(rows, n, k, machine, parameters, candidate, sms, moved), candidate) for candidate in tiles)
+    return _cost(rows, n, device, moved, source, best, sms, time_s)
 
 
 def batched_gemm_cost(
@@ -117,6 +121,7 @@ def _seconds(
     parameters: GemmParameters,
     tile: tuple[int, int],
     sms: int,
+    moved: float,
 ) -> float:
     """The plain form of `overlapsim.cost.gemm_model.kernel_seconds` with the tiles of all products."""
     p, (bm, bn), element = parameters, tile, machine.element_bytes
@@ -127,7 +132,6 @@ def _seconds(
     compute_s = (
         -(-tiles // sms) * (-(-k // BK) * narrow * step_s + p.fill_s) + p.epilogue_s * bm * bn / EPILOGUE_ELEMENTS
     )
-    moved = _bytes(rows, n, k, element)
     l2_s = narrow * element * k * tiles * (bm + bn) / (p.l2_bytes_per_s * sms / machine.num_sms)
     memory_s = max(moved / (machine.hbm_bandwidth_bytes_per_s * p.hbm_efficiency), l2_s)
     flop_s = 2.0 * sum(rows) * n * k / (machine.peak_flop_per_s * sms / machine.num_sms)
@@ -135,9 +139,9 @@ def _seconds(
     return p.launch_s + max(math.hypot(compute_s, memory_s), bound_s)
 
 
-def _bytes(rows: Sequence[int], n: int, k: int, element: float) -> float:
+def _bytes(rows: Sequence[int], n: int, k: int, element: float, output: float) -> float:
     total, active = sum(rows), sum(count > 0 for count in rows)
-    return element * k * (total + active * n) + OUTPUT_BYTES * total * n
+    return element * k * (total + active * n) + output * total * n
 
 
 def _model(device: DeviceSpec, dtype: str, accumulate: str) -> tuple[GemmMachine, GemmParameters, Source]:
@@ -168,9 +172,8 @@ def _model(device: DeviceSpec, dtype: str, accumulate: str) -> tuple[GemmMachine
 def _cost(
     rows: Sequence[int],
     n: int,
-    k: int,
     device: DeviceSpec,
-    machine: GemmMachine,
+    moved: float,
     source: Source,
     tile: tuple[int, int],
     sms: int,
@@ -186,7 +189,7 @@ def _cost(
         family="gemm",
         spread=GROUPED,
         source=replace(source, trust="low"),
-        demands=(Demand(hbm_name(0), min(_bytes(rows, n, k, machine.element_bytes), time_s * rate), rate),),
+        demands=(Demand(hbm_name(0), min(moved, time_s * rate), rate),),
         in_range=False,
         tile=whole,
         grid=grid,

@@ -39,7 +39,9 @@ def work_cost(work: Work, device: DeviceSpec) -> Cost:
     if isinstance(work, MemoryOp):
         return memory_cost(work, device)
     if isinstance(work, GroupedGemmOp):
-        return grouped_gemm_cost(work.rows, work.n, work.k, device, dtype=work.dtype, accumulate=work.accumulate)
+        return grouped_gemm_cost(
+            work.rows, work.n, work.k, device, dtype=work.dtype, accumulate=work.accumulate, adds=work.adds
+        )
     if isinstance(work, TimedWork):
         demands = (Demand(hbm_name(0), work.hbm_bytes, hbm_rate(device)),) if work.hbm_bytes else ()
         return Cost(work.duration_s, device.num_sms, "gemm", MEASURED, Source("override", "given"), demands)
@@ -61,7 +63,20 @@ def num_kernels(work: Work) -> int:
     if isinstance(work, UnfusedAttention):
         products = 4 if work.op.pass_ == "bwd" else 2
         return products + (1 if work.fused_softmax else 5) + (1 if work.dropout else 0)
+    if isinstance(work, GroupedGemmOp) and work.looped:
+        return sum(1 for count in work.rows if count)
     return 1
+
+
+def is_synced(work: Work) -> bool:
+    """Whether the host waits for this work's result before it launches anything else.
+
+    Examples
+    --------
+    >>> is_synced(MemoryOp("gating", 8, 8)), is_synced(MemoryOp("router", 8, 8))
+    (True, False)
+    """
+    return isinstance(work, MemoryOp) and traffic_of(work.kind, work.pass_).synced
 
 
 def _fused(work: FusedAttention, device: DeviceSpec) -> Cost:

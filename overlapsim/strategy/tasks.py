@@ -10,7 +10,7 @@ from typing import Final
 
 from overlapsim.cost.base import Cost, Demand, hbm_name
 from overlapsim.cost.gemm import GemmCost
-from overlapsim.cost.kernels import num_kernels
+from overlapsim.cost.kernels import is_synced, num_kernels
 from overlapsim.cost.prices import PriceBook
 from overlapsim.schedule.builder import ProgramBuilder
 from overlapsim.strategy.queues import add_queue_waits
@@ -163,9 +163,12 @@ class Gpu:
         waves = min(MOST_WAVES, max(1, round(cost.duration_s / CTA_S)))
         seconds = cost.duration_s / waves
         tag = f"{op.pass_} {_class_of(op.work)}"
-        return self._blocks(
+        task = self._blocks(
             op.name, tag, width * waves, seconds, cost.demands, width, stream, launches=num_kernels(op.work)
         )
+        if self._site.launch_ps and is_synced(op.work):
+            self.builder.add_edge(task, self.builder.add_host(unit_ps=0, host=self.device, op=op.name, tag="sync"))
+        return task
 
     def add_collective(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from overlapsim.workload.build_dispatch import dispatch, expert_rows
 from overlapsim.workload.build_linear import (
     Linear,
     accumulate,
@@ -14,9 +15,10 @@ from overlapsim.workload.build_linear import (
     residual_backward,
 )
 from overlapsim.workload.build_part import Part, local_sizes, norm_kind
+from overlapsim.workload.build_routing import gate, gate_gradient, permute, unpermute
 from overlapsim.workload.memory_bound import MemoryOp
 from overlapsim.workload.model import Mlp, MoE
-from overlapsim.workload.operators import CollectiveKind, GroupedGemmOp
+from overlapsim.workload.operators import GroupedGemmOp
 from overlapsim.workload.recorder import Recorder
 
 
@@ -84,62 +86,31 @@ def _dense_backward(r: Recorder, part: Part, mlp: Mlp, prefix: str, keep: frozen
 # Experts
 
 
-def expert_rows(part: Part, moe: MoE) -> tuple[int, ...]:
-    """Rows of each expert of the fullest rank: an even share of all routed copies, times the part's imbalance.
-
-    Every rank of the ``etp`` group holds all rows of its experts. Where tokens are few, some experts have none: each
-    token picks `top_k` at random, so an expert is idle with ``(1 - top_k / experts) ** tokens``.
-    """
-    layout, t = part.layout, part.tokens
-    experts = moe.num_experts // layout.ep
-    idle = (1 - moe.top_k / moe.num_experts) ** (t.local * layout.ep * layout.etp)
-    copies = t.local * moe.top_k * layout.etp
-    if moe.capacity_factor is not None:
-        copies = round(copies * min(1.0, moe.capacity_factor))
-    busy = max(1, round(experts * (1 - idle)))
-    each = max(1, round(copies * part.imbalance / busy))
-    return (each,) * busy + (0,) * (experts - busy)
-
-
-def _routed_bytes(part: Part, moe: MoE) -> float:
-    """Bytes of the routed copies that the fullest rank gets (or, without imbalance, sends)."""
-    return float(part.tokens.local * moe.top_k * part.model.hidden * part.element_bytes) * part.imbalance
-
-
-def _dispatch(r: Recorder, part: Part, moe: MoE, name: str, pass_: str, *, back: bool) -> None:
-    """Bring tokens to their experts, or results home (`back`)."""
-    layout = part.layout
-    tokens = float(part.tokens.local * part.model.hidden * part.element_bytes)
-    if part.recipe.dispatcher == "all_gather":
-        ranks = layout.ep * layout.etp
-        kind: CollectiveKind = "reduce_scatter" if back else "all_gather"
-        r.collective(kind, name, tokens * ranks, ranks, group="etp_ep", pass_=pass_)
-        return
-    gathered = _routed_bytes(part, moe) * layout.etp
-    if back:
-        r.collective("reduce_scatter", name, gathered, layout.etp, group="etp", pass_=pass_)
-    r.collective("all_to_all", name, _routed_bytes(part, moe), layout.ep, group="ep", pass_=pass_)
-    if not back:
-        r.collective("all_gather", name, gathered, layout.etp, group="etp", pass_=pass_)
-
-
 def _experts_forward(r: Recorder, part: Part, moe: MoE) -> None:
     model, t, layout = part.model, part.tokens, part.layout
     start = r.last
     r.gemm("moe.router", t.local, moe.num_experts, model.hidden)
-    r.kernel("moe.router", MemoryOp("router", t.local, moe.num_experts, model.dtype))
+    gate(r, part, moe)
     rows = expert_rows(part, moe)
-    r.kernel("moe.permute", MemoryOp("moe_permute", t.local * moe.top_k, model.hidden, model.dtype))
-    _dispatch(r, part, moe, "moe.dispatch", r.pass_, back=False)
+    gathers = part.recipe.dispatcher == "all_gather"
+    copies = sum(rows) if gathers else t.local * moe.top_k
+    if gathers:
+        dispatch(r, part, moe, "moe.dispatch", r.pass_, back=False)
+    permute(r, part, moe, copies)
+    if not gathers:
+        dispatch(r, part, moe, "moe.dispatch", r.pass_, back=False)
     inner = -(-moe.expert.ffn // layout.etp)
     up = inner * (2 if moe.expert.gated else 1)
-    dtype = part.gemm_dtype
-    r.kernel("moe.fc1", GroupedGemmOp(rows, up, model.hidden, dtype))
+    dtype, looped = part.gemm_dtype, part.recipe.experts == "looped"
+    r.kernel("moe.fc1", GroupedGemmOp(rows, up, model.hidden, dtype, looped=looped))
     kind = "silu_mul" if moe.expert.gated else "gelu"
     r.kernel("moe.act", MemoryOp(kind, sum(rows), inner, model.dtype))
-    r.kernel("moe.fc2", GroupedGemmOp(rows, model.hidden, inner, dtype))
-    _dispatch(r, part, moe, "moe.combine", r.pass_, back=True)
-    r.kernel("moe.unpermute", MemoryOp("moe_unpermute", t.local, model.hidden, model.dtype, topk=moe.top_k))
+    r.kernel("moe.fc2", GroupedGemmOp(rows, model.hidden, inner, dtype, looped=looped))
+    if not gathers:
+        dispatch(r, part, moe, "moe.combine", r.pass_, back=True)
+    unpermute(r, part, moe, copies)
+    if gathers:
+        dispatch(r, part, moe, "moe.combine", r.pass_, back=True)
     if moe.shared is not None:
         routed, r.last = r.last, start
         _dense_forward(r, part, moe.shared, "moe.shared.")
@@ -159,22 +130,27 @@ def _experts_backward(r: Recorder, part: Part, moe: MoE, keep: frozenset[str]) -
         _dense_backward(r, part, moe.shared, "moe.shared.", keep)
         # Routed experts need the same gradient, and nothing of the shared ones.
         beside, r.last = r.take(), given
+    gathers = part.recipe.dispatcher == "all_gather"
+    copies = sum(rows) if gathers else t.local * moe.top_k
+    if dgrad and gathers:
+        dispatch(r, part, moe, "moe.combine", "dgrad", back=False)
     if dgrad:
-        r.kernel(
-            "moe.unpermute", MemoryOp("moe_unpermute", t.local, model.hidden, model.dtype, "bwd", moe.top_k),
-            pass_="dgrad",
-        )  # fmt: skip
-        _dispatch(r, part, moe, "moe.combine", "dgrad", back=False)
+        unpermute(r, part, moe, copies, "bwd")
+    if dgrad and not gathers:
+        dispatch(r, part, moe, "moe.combine", "dgrad", back=False)
     _grouped_backward(r, part, "moe.fc2", rows, model.hidden, inner, dtype, keep)
     if dgrad:
         kind = "silu_mul" if moe.expert.gated else "gelu"
         r.kernel("moe.act", MemoryOp(kind, sum(rows), inner, model.dtype, "bwd"), pass_="dgrad")
     _grouped_backward(r, part, "moe.fc1", rows, up, model.hidden, dtype, keep)
+    if dgrad and not gathers:
+        dispatch(r, part, moe, "moe.dispatch", "dgrad", back=True)
     if dgrad:
-        _dispatch(r, part, moe, "moe.dispatch", "dgrad", back=True)
-        work = MemoryOp("moe_permute", t.local * moe.top_k, model.hidden, model.dtype, "bwd")
-        r.kernel("moe.permute", work, pass_="dgrad")
-        r.kernel("moe.router", MemoryOp("router", t.local, moe.num_experts, model.dtype, "bwd"), pass_="dgrad")
+        permute(r, part, moe, copies, "bwd")
+    if dgrad and gathers:
+        dispatch(r, part, moe, "moe.dispatch", "dgrad", back=True)
+    if dgrad:
+        gate_gradient(r, part, moe)
     gemm_backward(r, part, "moe.router", t.local, model.hidden, moe.num_experts, keep)
     for position in beside:
         r.also(position)
@@ -184,11 +160,12 @@ def _grouped_backward(
     r: Recorder, part: Part, name: str, rows: tuple[int, ...], n: int, k: int, dtype: str, keep: frozenset[str]
 ) -> None:
     """Two grouped GEMMs; the weight gradient's products share a depth of one expert's rows."""
-    given = r.last
+    given, looped = r.last, part.recipe.experts == "looped"
     if "dgrad" in keep:
-        r.kernel(name, GroupedGemmOp(rows, k, n, dtype), pass_="dgrad")
+        r.kernel(name, GroupedGemmOp(rows, k, n, dtype, looped=looped), pass_="dgrad")
     if "wgrad" in keep:
         depth = max(1, round(sum(rows) / max(1, len(rows))))
-        work = GroupedGemmOp((n,) * len(rows), k, depth, dtype)
+        adds = part.recipe.accumulation == "fused"
+        work = GroupedGemmOp((n,) * len(rows), k, depth, dtype, adds=adds, looped=looped)
         r.kernel(name, work, pass_="wgrad", needs=[given], main=False)
         accumulate(r, part, name, len(rows) * n * k)

@@ -39,6 +39,8 @@ between pipeline stages (``pipe.recv``, ``pipe.send``)."""
 OPERATOR_PREFIXES: Final = ("moe.shared.", "optim.", *STEP_PREFIXES)
 # A product of two sizes must stay far below 2^62; the largest published GEMM dimension is below 2^20.
 MAX_DIMENSION: Final = 2**31 - 1
+ADDED_BYTES: Final = 8.0
+"""Bytes moved for an element that a GEMM adds to an fp32 matrix in memory: read and written."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,8 @@ class GroupedGemmOp:
     Attributes
     ----------
     rows : of each product, 0 for an idle expert
+    adds : products are added to fp32 matrices in memory (weight gradients of several micro-batches)
+    looped : one kernel an expert, on several streams, instead of one for all: as many launches
     """
 
     rows: tuple[int, ...]
@@ -162,6 +166,8 @@ class GroupedGemmOp:
     k: int
     dtype: str = "bf16"
     accumulate: str = "fp32"
+    adds: bool = False
+    looped: bool = False
 
     @property
     def flop(self) -> float:
@@ -171,8 +177,9 @@ class GroupedGemmOp:
     @property
     def hbm_bytes(self) -> float:
         """Operands and results, the weights of idle experts left out."""
-        active = sum(1 for count in self.rows if count)
-        return float(sum(self.rows) * (self.n + self.k) + active * self.n * self.k) * dtype_bytes(self.dtype)
+        active, element = sum(1 for count in self.rows if count), dtype_bytes(self.dtype)
+        output = ADDED_BYTES if self.adds else element
+        return float(sum(self.rows) * (self.n * output + self.k * element) + active * self.n * self.k * element)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from overlapsim.workload.attention import AttentionOp, UnfusedAttention
 from overlapsim.workload.memory_bound import MemoryOp
 from overlapsim.workload.operators import CollectiveOp, GemmOp, GroupedGemmOp, KernelOp, Operator, OperatorGraph
 
-MOVES: Final = frozenset({"rope", "moe_permute", "moe_unpermute", "transpose"})
+MOVES: Final = frozenset(
+    {"rope", "moe_permute", "moe_unpermute", "torch_permute", "torch_unpermute", "transpose"}
+)
 """Memory-bound kernels that are linear: their backward reads gradients alone, so a reader is looked for behind them."""
 ROUTER: Final = "moe.router"
 """Tokens are permuted behind their routing, which is kept: what the router reads, the permutation reads too."""
