@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from numpy.typing import ArrayLike
 
 from overlapsim.cost.base import Cost, Demand, Spread
-from overlapsim.cost.collective import CollectiveModel, busbw_factor
+from overlapsim.cost.collective import CollectiveModel, busbw_factor, num_nodes
 from overlapsim.cost.curve import Curve, FloatArray
-from overlapsim.cost.group_collective import GroupModel
+from overlapsim.cost.dispatch import DispatchModel
+from overlapsim.cost.group_collective import GroupModel, GroupPlace
 from overlapsim.cost.price_state import PriceState
 from overlapsim.cost.sm_feed import fewer_sms_s, sm_bytes_per_s
 from overlapsim.cost.stores import Stores, peer_stores
 from overlapsim.cost.transport import TransportModel, engine_sms, transport_refusal
 from overlapsim.workload.operators import REDUCING, CollectiveKind, CollectiveOp, Engine
 
-AnyModel = CollectiveModel | TransportModel | GroupModel
+AnyModel = CollectiveModel | TransportModel | GroupModel | DispatchModel
 # Stores at 76 to 78 % of the link over what sheet and protocol allow, and below where ranks meet at one port.
 STORES: Final = Spread(0.9, 1.25, "prior")
 
@@ -39,10 +40,10 @@ class CollectivePrices(PriceState):
         UsageError
             If the machine cannot run it by the engine asked for; `refusal` says so before.
         """
-        model = self._model(op.kind, op.ranks, op.engine, op.group)
+        model = self._model_of(op)
         cost = model.cost(op.size_bytes, device)
         seconds = float(self._model_seconds(model, op.size_bytes))
-        return replace(cost, duration_s=seconds, sm=self.comm_sms(op.kind, op.engine) if op.ranks > 1 else 0)
+        return replace(cost, duration_s=seconds, sm=self.held_sms(op))
 
     def best_collective_s(self, op: CollectiveOp) -> float:
         """Time of `op` by whatever moves its bytes fastest here: the library's kernel, NVLS, copies, or stores."""
@@ -61,9 +62,9 @@ class CollectivePrices(PriceState):
 
     def flow(self, op: CollectiveOp, device: int = 0) -> tuple[float, tuple[Demand, ...]]:
         """Duration and demands of `collective`, without the rest: what tasks are made of, thousands of times."""
-        key = (op.kind, op.ranks, op.size_bytes, device, op.engine, op.group)
+        key = (op.kind, op.ranks, op.size_bytes, device, op.engine, op.group, op.route)
         if key not in self._flows:
-            model = self._model(op.kind, op.ranks, op.engine, op.group)
+            model = self._model_of(op)
             seconds = float(self._model_seconds(model, op.size_bytes))
             self._flows[key] = (seconds, model.demands(op.size_bytes, device))
         return self._flows[key]
@@ -126,9 +127,17 @@ class CollectivePrices(PriceState):
         sms = min(self.overlap.comm_sms, self._device.num_sms)
         return 1 << (sms.bit_length() - 1) if kind in ("all_to_all", "send_recv") and sms else sms
 
+    def held_sms(self, op: CollectiveOp) -> int:
+        """SMs that `op` holds at its price: `comm_sms`, or those of the kernels that route its tokens."""
+        if op.ranks < 2:
+            return 0
+        if op.route is None or op.route.method == "hierarchical":
+            return self.comm_sms(op.kind, op.engine)
+        return min(op.route.sms, self._device.num_sms - 1)
+
     def sm_slowdown(self, op: CollectiveOp, sms: int) -> float:
-        """Time of a collective on `sms` SMs over its price, which is on `comm_sms`: 1 from there up, and for 0 SMs."""
-        full = self.comm_sms(op.kind, op.engine)
+        """Time of a collective on `sms` SMs over its price, which is on `held_sms`: 1 from there up, and for 0 SMs."""
+        full = self.held_sms(op)
         if op.ranks < 2 or not 0 < sms < full:
             return 1.0
         if (op, sms) not in self._slowdowns:
@@ -140,12 +149,24 @@ class CollectivePrices(PriceState):
         return self._slowdowns[op, sms]
 
     @cached_property
-    def _flows(self) -> dict[tuple[CollectiveKind, int, float, int, Engine, str], tuple[float, tuple[Demand, ...]]]:
+    def _flows(self) -> dict[tuple[Any, ...], tuple[float, tuple[Demand, ...]]]:
         return {}
 
     @cached_property
     def _slowdowns(self) -> dict[tuple[CollectiveOp, int], float]:
         return {}
+
+    def _model_of(self, op: CollectiveOp) -> AnyModel:
+        if op.route is None or op.ranks < 2:
+            return self._model(op.kind, op.ranks, op.engine, op.group)
+        place = self.groups.get(op.group)
+        if place is None or place.ranks != op.ranks:
+            place = GroupPlace(op.ranks, num_nodes(self.cluster, op.ranks))
+        key = ("dispatch", op.route, place)
+        if key not in self.models:
+            self.models[key] = DispatchModel(self.cluster, op.route, place)
+        model: DispatchModel = self.models[key]
+        return model
 
     def _model(self, kind: CollectiveKind, ranks: int, engine: Engine = "kernel", group: str = "") -> AnyModel:
         place = self.groups.get(group)

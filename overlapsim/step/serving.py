@@ -27,6 +27,7 @@ from overlapsim.workload.model import Layer, ModelSpec
 from overlapsim.workload.operators import CollectiveOp, GemmOp, OperatorGraph
 from overlapsim.workload.rank_map import ORDER, RankMap
 from overlapsim.workload.recipe import Recipe
+from overlapsim.workload.routing import UNIFORM, Routing
 from overlapsim.workload.serving import ForwardBatch, ServingGraphs, kv_cache_bytes
 from overlapsim.workload.stage_weights import stage_parameters
 from overlapsim.workload.stages import chunk_layers
@@ -47,6 +48,7 @@ class ForwardInputs:
     kv_dtype : of the cache; empty: the model's
     stack : how kernels are launched (`cost.launch`)
     imbalance : rows of the fullest expert rank over the even share
+    routing : how tokens spread over experts, instead of `imbalance`
     rank_order : order in which degrees fill the ranks
     sustained_clock : clock of a long run over that of a short benchmark, in (0, 1]
     composition : overlap strategies by operator
@@ -73,6 +75,7 @@ class ForwardInputs:
     kv_dtype: str = ""
     stack: str = "graph"
     imbalance: float = 1.0
+    routing: Routing = UNIFORM
     rank_order: tuple[str, ...] = ORDER
     sustained_clock: float = 1.0
     composition: Composition = field(default_factory=Composition)
@@ -101,7 +104,9 @@ class ForwardInputs:
     @cached_property
     def graphs(self) -> ServingGraphs:
         """Maker of the layers' operator graphs."""
-        return ServingGraphs(self.model, self.layout, self.recipe, self.batch, self.kv_dtype, self.imbalance)
+        return ServingGraphs(
+            self.model, self.layout, self.recipe, self.batch, self.kv_dtype, self.imbalance, self.routing
+        )
 
     @property
     def gemms(self) -> set[tuple[str, str]]:

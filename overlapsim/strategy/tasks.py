@@ -192,7 +192,7 @@ class Gpu:
         elif op.ranks < 2:
             sms = 0
         elif sms is None and not op.sms:
-            sms = self.prices.comm_sms(op.kind, op.engine)
+            sms = self.prices.held_sms(op)
         else:
             sms = op.sms if sms is None else sms
             duration_s *= self.prices.sm_slowdown(op, sms)

@@ -25,6 +25,7 @@ from overlapsim.workload.rebuilt import join_rebuilt
 from overlapsim.workload.recipe import Recipe
 from overlapsim.workload.recompute import Recompute
 from overlapsim.workload.recorder import Recorder
+from overlapsim.workload.routing import UNIFORM, Routing
 
 Which = Literal["forward", "backward", "input_grad", "weight_grad"]
 Half = Literal["attention", "mlp"]
@@ -45,6 +46,7 @@ class GraphBuilder:
     micro_batch, sequence : sequences of a micro-batch on one data-parallel rank, and tokens of each
     recompute : what the backward pass computes again
     imbalance : rows of the fullest expert rank over the even share; that rank sets the pace
+    routing : how tokens spread over experts, instead of `imbalance`
 
     Raises
     ------
@@ -67,6 +69,7 @@ class GraphBuilder:
     sequence: int
     recompute: Recompute = field(default_factory=Recompute)
     imbalance: float = 1.0
+    routing: Routing = UNIFORM
 
     def __post_init__(self) -> None:
         if not 1 <= self.imbalance < float("inf"):
@@ -133,7 +136,7 @@ class GraphBuilder:
 
     def _part(self, layer: Layer) -> Part:
         tokens = Tokens.of(self.layout, self.micro_batch, self.sequence)
-        return Part(self.model, layer, self.layout, self.recipe, tokens, self.imbalance)
+        return Part(self.model, layer, self.layout, self.recipe, tokens, self.imbalance, self.routing)
 
     def _again(self, r: Recorder, part: Part) -> tuple[OperatorGraph, Mapping[int, int]]:
         """Record what is computed again; returns the forward pass, and where named modules of it went."""

@@ -9,6 +9,7 @@ from overlapsim.workload.layout import Layout
 from overlapsim.workload.model import Layer, ModelSpec
 from overlapsim.workload.operators import CollectiveKind
 from overlapsim.workload.recipe import Recipe
+from overlapsim.workload.routing import UNIFORM, Routing
 from overlapsim.workload.weights import Matrix, layer_weights
 
 NOT_SPLIT = ("q_down", "kv_down")
@@ -47,6 +48,7 @@ class Part:
     ----------
     model, layer, layout, recipe, tokens : what is computed, how it is split, with which kernels, on which rows
     imbalance : rows of the fullest expert rank over the even share, from 1
+    routing : how tokens spread over experts, where it is not one number
     """
 
     model: ModelSpec
@@ -55,6 +57,7 @@ class Part:
     recipe: Recipe
     tokens: Tokens
     imbalance: float = 1.0
+    routing: Routing = UNIFORM
 
     @property
     def element_bytes(self) -> int:

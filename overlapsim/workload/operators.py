@@ -8,6 +8,7 @@ from typing import Final, Literal, Protocol, TypeVar
 
 from overlapsim.errors import WorkloadError
 from overlapsim.units import dtype_bytes
+from overlapsim.workload.routes import Route
 
 CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send_recv"]
 COLLECTIVES: Final[tuple[CollectiveKind, ...]] = (
@@ -104,6 +105,8 @@ class CollectiveOp:
         empty: consecutive ranks
     engine : what moves the bytes; whether a machine has it is for the cost layer to say
     sms : SMs (CTAs) that it is limited to; 0: as many as the library takes
+    route : how routed tokens travel, where kernels of their own move them (all_to_all); None: the library's exchange.
+        `size_bytes` stays what the library would move
     """
 
     kind: CollectiveKind
@@ -116,6 +119,7 @@ class CollectiveOp:
     group: str = ""
     engine: Engine = "kernel"
     sms: int = 0
+    route: Route | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in COLLECTIVES:
@@ -135,6 +139,8 @@ class CollectiveOp:
             raise WorkloadError(f"engine {self.engine!r} is unknown; expected one of {', '.join(ENGINES)}")
         if self.engine == "copy_engine" and self.kind in REDUCING:
             raise WorkloadError(f"copy engines cannot reduce, so they cannot run {self.kind}; expected another engine")
+        if self.route is not None and (self.kind != "all_to_all" or self.engine != "kernel"):
+            raise WorkloadError(f"a route is given for {self.kind} by {self.engine}; expected an all_to_all by kernels")
         check_name(self.name, self.pass_)
 
 

@@ -18,6 +18,7 @@ from overlapsim.workload.memory_bound import MemoryOp
 from overlapsim.workload.model import Attention, Layer, ModelSpec, check_size
 from overlapsim.workload.operators import GroupedGemmOp, OperatorGraph
 from overlapsim.workload.recipe import Recipe
+from overlapsim.workload.routing import UNIFORM, Routing
 from overlapsim.workload.recorder import Recorder
 from overlapsim.workload.vocabulary import local_heads
 
@@ -128,6 +129,7 @@ class ServingGraphs:
     batch : of one replica
     kv_dtype : of the cache; empty: the model's
     imbalance : rows of the fullest expert rank over the even share
+    routing : how tokens spread over experts, instead of `imbalance`
 
     Raises
     ------
@@ -141,6 +143,7 @@ class ServingGraphs:
     batch: ForwardBatch
     kv_dtype: str = ""
     imbalance: float = 1.0
+    routing: Routing = UNIFORM
 
     def __post_init__(self) -> None:
         if self.model.diffusion is not None:
@@ -184,7 +187,7 @@ class ServingGraphs:
     def _part(self, layer: Layer) -> Part:
         tokens, split = self.batch.tokens, self.layout.sequence_split
         rows = Tokens(self.batch.sequences, -(-tokens // self.batch.sequences), tokens, -(-tokens // split))
-        return Part(self.model, layer, self.layout, self.recipe, rows, self.imbalance)
+        return Part(self.model, layer, self.layout, self.recipe, rows, self.imbalance, self.routing)
 
     def _attention(self, r: Recorder, part: Part) -> None:
         model, t, attention, tp = self.model, part.tokens, part.layer.attention, self.layout.tp
