@@ -21,7 +21,7 @@ from overlapsim.plan import Finding
 from overlapsim.schedule.pipeline_kinds import SCHEDULES
 from overlapsim.schedule.pipeline_links import P2P_MODES
 from overlapsim.step.capacity import memory_shortfall
-from overlapsim.step.inputs import DEFAULT_BUCKET_BYTES, DP_OVERLAPS, StepInputs
+from overlapsim.step.inputs import DEFAULT_BUCKET_BYTES, DP_OVERLAPS, DP_SYNCS, StepInputs
 from overlapsim.step.perturb import Perturbation
 from overlapsim.step.pieces import layer_gemms
 from overlapsim.step.simulate import simulate_step, step_memory, step_schedule
@@ -31,7 +31,7 @@ from overlapsim.workload.layout import Layout
 from overlapsim.workload.layout_rules import Job
 from overlapsim.workload.presets import load_model
 from overlapsim.workload.rank_map import ORDER, read_order
-from overlapsim.workload.recipe import RECIPES
+from overlapsim.workload.recipe import COMPRESSIONS, RECIPES, parse_compress
 from overlapsim.workload.recompute import Recompute
 
 
@@ -54,9 +54,20 @@ from overlapsim.workload.recompute import Recompute
 @click.option("--stage-layers", metavar="N,..", help="Layers of each chunk, where stages are uneven.")
 @click.option("--recompute", default="none", show_default=True, help="none, selective, full, sar, or modules with +.")
 @click.option("--recipe", type=click.Choice(list(RECIPES)), default="modern", show_default=True, help="Kernels.")
+@click.option("--fp8", is_flag=True, help="Linear layers multiply in fp8 (changes results).")
+@click.option(
+    "--compress",
+    type=parse_compress,
+    default="",
+    metavar="A,..",
+    help=f"Collectives that are narrowed, which changes results: {', '.join(COMPRESSIONS)}.",
+)
 @click.option("--dtype", type=click.Choice(sorted(DTYPE_BYTES)), help="Type of the model instead of its own.")
 @click.option("--stack", default="graph", show_default=True, help=f"How kernels are launched: {', '.join(STACKS)}.")
 @click.option("--dp-overlap", type=click.Choice(DP_OVERLAPS), default="none", show_default=True)
+@click.option(
+    "--dp-sync", type=click.Choice(DP_SYNCS), default="hierarchical", show_default=True, help="Of copies in a node."
+)
 @click.option("--bucket-size", type=size_bytes, metavar="SIZE", help="Bytes of gradients reduced together.")
 @click.option("--p2p", type=click.Choice(P2P_MODES), help="How pipeline transfers stand to computation.")
 @click.option("--rings", type=click.Choice(RINGS), default="mirrored", show_default=True, help="Rings across nodes.")
@@ -101,9 +112,10 @@ def command(**given: Any) -> None:
         schedule=given["schedule"],
         p2p=given["p2p"],
         recompute=Recompute.parse(given["recompute"]),
-        recipe=RECIPES[given["recipe"]],
+        recipe=replace(RECIPES[given["recipe"]], fp8=given["fp8"], compress=given["compress"]),
         stack=given["stack"],
         dp_overlap=given["dp_overlap"],
+        dp_sync=given["dp_sync"],
         bucket_bytes=given["bucket_size"] or DEFAULT_BUCKET_BYTES,
         reshard=not given["no_reshard"],
         rings=given["rings"],

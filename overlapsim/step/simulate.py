@@ -17,6 +17,7 @@ from overlapsim.schedule.pipeline import PipelineSchedule
 from overlapsim.schedule.pipeline_kinds import SCHEDULES, make_schedule
 from overlapsim.schedule.pipeline_memory import peak_in_flight, peak_kept
 from overlapsim.step.assemble import StepProgram, assemble
+from overlapsim.step.compressed import compression_findings
 from overlapsim.step.device_time import device_breakdown
 from overlapsim.step.findings import step_findings
 from overlapsim.step.inputs import StepInputs
@@ -101,6 +102,7 @@ def simulate_step(inputs: StepInputs, *, ranges: bool = True, models: dict[objec
     memory = step_memory(inputs, schedule)
     pieces = program.pieces.values()
     findings = [*step_findings(inputs, prices, memory), *replicas(inputs)[1], *sharded_findings(inputs)]
+    findings += compression_findings(inputs)
     findings += [finding for piece in pieces for finding in piece.findings]
     devices, peak = inputs.layout.world_size, inputs.cluster.device.peak(inputs.model.dtype)
     return StepResult(

@@ -14,7 +14,7 @@ from overlapsim.schedule.pipeline_kinds import SCHEDULES
 from overlapsim.schedule.pipeline_links import P2P_MODES
 from overlapsim.step.capacity import memory_shortfall
 from overlapsim.step.categories import KINDS
-from overlapsim.step.inputs import DEFAULT_BUCKET_BYTES, DP_OVERLAPS, StepInputs
+from overlapsim.step.inputs import DEFAULT_BUCKET_BYTES, DP_OVERLAPS, DP_SYNCS, StepInputs
 from overlapsim.step.perturb import Perturbation
 from overlapsim.step.simulate import StepResult, simulate_step, step_memory, step_schedule
 from overlapsim.strategy.compose import Composition
@@ -35,7 +35,7 @@ from overlapsim.workload.layout import Layout
 from overlapsim.workload.layout_rules import Job
 from overlapsim.workload.model import ModelSpec
 from overlapsim.workload.rank_map import ORDER, read_order
-from overlapsim.workload.recipe import RECIPES
+from overlapsim.workload.recipe import RECIPES, parse_compress
 from overlapsim.workload.recompute import Recompute
 
 
@@ -72,6 +72,9 @@ KEYS: Final = (
     text_key("stage_layers", "", check=_counts),
     text_key("recompute", "none", check=Recompute.parse),
     *SOFTWARE_KEYS,
+    flag_key("fp8", False),
+    text_key("compress", "", check=parse_compress),
+    choice_key("dp_sync", DP_SYNCS, "hierarchical"),
     choice_key("dp_overlap", DP_OVERLAPS, "none"),
     quantity_key("bucket_size", parse_bytes, "bucket_bytes", DEFAULT_BUCKET_BYTES),
     flag_key("reshard", True),
@@ -118,9 +121,10 @@ def answer(
         schedule=given["schedule"],
         p2p=given["p2p"],
         recompute=Recompute.parse(given["recompute"]),
-        recipe=RECIPES[given["recipe"]],
+        recipe=replace(RECIPES[given["recipe"]], fp8=given["fp8"], compress=parse_compress(given["compress"])),
         stack=given["stack"],
         dp_overlap=given["dp_overlap"],
+        dp_sync=given["dp_sync"],
         bucket_bytes=given["bucket_size"],
         reshard=given["reshard"],
         rings=given["rings"],

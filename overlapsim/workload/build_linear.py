@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from overlapsim.workload.build_compressed import gather_narrow, scatter_sum
 from overlapsim.workload.build_part import Part, norm_kind
 from overlapsim.workload.memory_bound import MemoryOp
 from overlapsim.workload.operators import COMPUTE
@@ -17,13 +18,13 @@ TP_STREAM: Final = "tp"
 
 def reduce_output(r: Recorder, part: Part, name: str) -> None:
     """Sum the output of a row-split layer over the tensor-parallel ranks."""
-    r.collective(part.reduction, name, part.hidden_bytes, part.layout.tp, group="tp")
+    scatter_sum(r, part, name, part.hidden_bytes, part.layout.tp)
 
 
 def gather_gradient(r: Recorder, part: Part, name: str) -> None:
     """Gather the gradient of a row-split layer's output, where the sequence is split."""
     if part.layout.sequence_parallel:
-        r.collective("all_gather", name, part.hidden_bytes, part.layout.tp, group="tp", pass_="dgrad")
+        gather_narrow(r, part, name, part.hidden_bytes, part.layout.tp)
 
 
 def reduce_gradient(r: Recorder, part: Part, name: str) -> None:

@@ -193,6 +193,9 @@ class MemoryModel:
         )
         boundary = self._boundary_elements(layout) * own
         gathered = boundary * layout.tp if layout.tp > 1 and layout.sequence_parallel else 0.0
+        if "tp-fp8" in self.recipe.compress:
+            # Narrow copies of what is sent, and of what arrives.
+            gathered += 2 * gathered * dtype_bytes("fp8") / own
         return max(layer_work, loss_work) + gathered + (_BOUNDARIES * boundary if layout.pp > 1 else 0.0)
 
     def _states(self, layout: Layout, stage: int) -> tuple[tuple[float, float, float], float]:

@@ -94,11 +94,12 @@ class Recorder:
         needs: Sequence[int] | None = None,
         stream: str = COMPUTE,
         main: bool = True,
+        dtype: str = "",
     ) -> int:
         """Add a collective over more than one rank; over one there is nothing to add."""
         if ranks < 2:
             return self.last
-        op = CollectiveOp(kind, size_bytes, ranks, self.dtype, name, pass_ or self.pass_, group=group)
+        op = CollectiveOp(kind, size_bytes, ranks, dtype or self.dtype, name, pass_ or self.pass_, group=group)
         return self.add(op, needs, stream, main=main)
 
     def __len__(self) -> int:
