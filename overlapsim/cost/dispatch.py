@@ -155,8 +155,8 @@ class DispatchModel:
             return ()
         message = (
             f"dispatch {self.route.method} over {self.place.ranks} ranks on {self.place.nodes} nodes of "
-            f"{self.cluster.name} is priced by {NVLINK_SHARE:.2f} of NVLink and {NIC_SHARE:.2f} of the NIC, from a table "
-            "of H800 taken to count local copies: measure it"
+            f"{self.cluster.name} is priced by {NVLINK_SHARE:.2f} of NVLink and {NIC_SHARE:.2f} of the NIC, from a "
+            "table of H800 taken to count local copies: measure it"
         )
         return (Finding("dispatch_kernels_assumed", message),)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, get_args
 
 from overlapsim.errors import WorkloadError
@@ -67,7 +67,7 @@ class Recipe:
     permutation: PermutationKernels = "fused"
     experts: ExpertKernels = "grouped"
     dispatcher: Dispatcher = "all_to_all"
-    dispatch: DispatchOptions = DispatchOptions()
+    dispatch: DispatchOptions = field(default_factory=DispatchOptions)
     tp_overlap: bool = True
     vocabulary_multiple: int = VOCABULARY_MULTIPLE
     fp8: bool = False

@@ -10,17 +10,17 @@ from overlapsim.errors import WorkloadError
 
 RouteMethod = Literal["hierarchical", "deepep", "deepep_v2", "low_latency", "hybrid_ep"]
 """``hierarchical``: an exchange between the GPUs of one index on all nodes, then one inside the node. ``deepep``,
-``deepep_v2``: the same way in one pipelined kernel on reserved SMs, of the first and second generation. ``low_latency``:
-every copy straight to its rank by RDMA. ``hybrid_ep``: the one kernel inside an NVLink domain."""
-DEFAULT_SMS: Final[dict[str, int]] = {
+``deepep_v2``: the same way in one pipelined kernel on reserved SMs, of the first and the second generation.
+``low_latency``: every copy straight to its rank by RDMA. ``hybrid_ep``: such a kernel inside an NVLink domain."""
+DEFAULT_SMS: Final[Mapping[RouteMethod, int]] = {
     "hierarchical": 0,
     "deepep": 24,
     "deepep_v2": 6,
     "low_latency": 0,
     "hybrid_ep": 16,
 }
-"""SMs that the kernels hold where nothing is said (``facts``: DeepEP 20 to 24, its second version 4 to 12; HybridEP's
-default of 16 is of its documentation); 0: the library's number, or none in flight."""
+"""SMs that the kernels hold where nothing is said (hwprofiles/SOURCES.md, DEEPEP: 24, and 6 to 12 across nodes in
+the second version; 16 is HybridEP's default); 0: the library's number, or none in flight."""
 
 
 @dataclass(frozen=True)

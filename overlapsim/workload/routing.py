@@ -54,8 +54,8 @@ class Routing:
             raise UsageError(f"zipf exponent is {self.exponent}; expected a number from 0 to {MOST_EXPONENT:g}")
         if self.kind == "counts" and not (self.counts and min(self.counts) >= 0 and 0 < sum(self.counts) < math.inf):
             raise UsageError(
-                f"{len(self.counts)} recorded counts, the least {min(self.counts, default=0):g}; expected tokens of each "
-                "expert, from 0, not all 0"
+                f"{len(self.counts)} recorded counts, the least {min(self.counts, default=0):g}; expected tokens of "
+                "each expert, from 0, not all 0"
             )
 
     @classmethod
@@ -155,7 +155,7 @@ UNIFORM: Final = Routing()
 
 
 def read_counts(text: str) -> Routing:
-    """Recorded counts from the text of a file: a JSON list, or CSV whose last column is the tokens of each expert.
+    r"""Recorded counts from the text of a file: a JSON list, or CSV whose last column is the tokens of each expert.
 
     Raises
     ------
@@ -164,7 +164,7 @@ def read_counts(text: str) -> Routing:
 
     Examples
     --------
-    >>> str(read_counts("expert,tokens\\n0,12\\n1,4\\n")), str(read_counts("[12, 4]"))
+    >>> str(read_counts("expert,tokens\n0,12\n1,4\n")), str(read_counts("[12, 4]"))
     ('counts:12:4', 'counts:12:4')
     """
     text = text.strip()
@@ -177,8 +177,8 @@ def read_counts(text: str) -> Routing:
         return Routing("counts", counts=tuple(map(float, cells)))
     except (TypeError, ValueError) as problem:
         raise UsageError(
-            f"recorded counts cannot be read ({problem}); expected a JSON list, or CSV with tokens of each expert in its "
-            "last column"
+            f"recorded counts cannot be read ({problem}); expected a JSON list, or CSV with tokens of each expert in "
+            "its last column"
         ) from problem
 
 

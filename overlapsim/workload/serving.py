@@ -18,8 +18,8 @@ from overlapsim.workload.memory_bound import MemoryOp
 from overlapsim.workload.model import Attention, Layer, ModelSpec, check_size
 from overlapsim.workload.operators import GroupedGemmOp, OperatorGraph
 from overlapsim.workload.recipe import Recipe
-from overlapsim.workload.routing import UNIFORM, Routing
 from overlapsim.workload.recorder import Recorder
+from overlapsim.workload.routing import UNIFORM, Routing
 from overlapsim.workload.vocabulary import local_heads
 
 UP_PROJECTIONS: Final = "kv_up"
