@@ -61,7 +61,7 @@ def carried(route: Route, ranks: int, nodes: int) -> Carried:
 
     >>> found = carried(Route("deepep", 8, 256), 16, 2)
     >>> round(8 * found.nic, 2), round(8 * found.nvlink, 2)
-    (1.0, 5.7)
+    (1.0, 5.71)
     """
     inside, leaving = ranks / nodes, (nodes - 1) / nodes
     if route.method == "low_latency":

@@ -41,11 +41,11 @@ class Route:
 
     Examples
     --------
-    Eight of 256 experts on 8 nodes, at most 4 of them, are on 3.6 nodes and 7.3 GPUs:
+    Eight of 256 experts on 8 nodes, at most 4 of them, are on 3.6 nodes and 7.4 GPUs:
 
     >>> route = Route("deepep", 8, 256, 4)
     >>> round(route.nodes_of_token(8), 1), round(route.ranks_of_token(64, 8), 1)
-    (3.6, 7.3)
+    (3.6, 7.4)
     """
 
     method: RouteMethod
