@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from overlapsim.engine import compiled
@@ -12,14 +12,19 @@ from overlapsim.engine.timeline import Timeline
 from overlapsim.schedule.builder import ProgramBuilder
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.compose import lower
-from overlapsim.strategy.ordering import arrange_by, best_order, lines_of
+from overlapsim.strategy.order_bound import loads_of, order_bound_s
+from overlapsim.strategy.ordering import BESIDE, arrange_by, best_order, lines_of, stream_of
 from overlapsim.strategy.tasks import Site
 from overlapsim.workload.operators import CollectiveOp, OperatorGraph
 
 BEAMS: Final = (1, 4, 16, 64)
-SHARES: Final = (1.0, 0.75, 0.5, 0.25)
+WIDE_OPERATORS: Final = 48
+"""Graphs of more operators (two layers) are searched without the widest beam, which would take a second."""
+SHARES: Final = (1.0, 0.75, 0.5, 0.375, 0.25, 0.125)
 """Of the SMs that the library's collectives take."""
-MOST_MOVES: Final = 200
+MOST_MOVES: Final = 400
+LEAST_GAIN: Final = 1e-4
+"""Of the time: a move that gains less is not worth the engine's runs behind it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,28 +34,35 @@ class OrderResult:
     Attributes
     ----------
     graph : as it is issued
-    order, sms : positions as issued, SMs that collectives are limited to (0: the library's)
+    order : old positions as issued
+    sms_of : SMs that collectives are limited to, by old position; those left out take the library's
     seconds, given_s : in the engine, of this order and of the one given
-    bound_s : no order with any number of SMs is faster: the fullest line, or the longest chain
+    bound_s : no order with any number of SMs is faster (`order_bound_s`)
     timeline, given_timeline : what happened
     """
 
     graph: OperatorGraph
     order: tuple[int, ...]
-    sms: int
+    sms_of: Mapping[int, int]
     seconds: float
     given_s: float
     bound_s: float
     timeline: Timeline
     given_timeline: Timeline
 
+    @property
+    def over_bound(self) -> float:
+        """Time over the bound, from 1."""
+        return self.seconds / self.bound_s if self.bound_s else 1.0
+
 
 def order_operators(context: Context, *, contention: bool = True, moves: int = MOST_MOVES) -> OrderResult:
-    """Find the order in which a graph's operators hide most communication.
+    """Find the order in which a graph's operators hide most communication, and the SMs of each collective.
 
     Beams of several widths propose orders on times alone; each is run in the
-    engine with several shares of the collectives' SMs; then operators of the
-    best are moved one place at a time while that helps.
+    engine with several shares of the collectives' SMs.  From the best, one
+    collective after another gets other SMs, and operators change places on
+    their streams, while the engine says that it helps.
 
     Parameters
     ----------
@@ -63,61 +75,130 @@ def order_operators(context: Context, *, contention: bool = True, moves: int = M
     StrategyError
         If the graph is too large to order.
     """
-    graph, prices = context.graph, context.prices
-    lines = lines_of(graph, prices)
-    given = _run(context, graph, contention)
-    best = (given.duration_s, tuple(range(len(graph.operators))), 0)
-    orders = dict.fromkeys(best_order(lines, beam).positions for beam in BEAMS)
-    for order in (tuple(range(len(graph.operators))), *orders):
-        for sms in _shares(context):
-            seconds = _run(context, arrange_by(graph, order, sms), contention).duration_s
-            best = min(best, (seconds, order, sms))
-    best = _improve(context, best, contention, moves)
-    seconds, order, sms = best
-    arranged = graph if seconds >= given.duration_s else arrange_by(graph, order, sms)
-    timeline = _run(context, arranged, contention)
-    return OrderResult(arranged, order, sms, timeline.duration_s, given.duration_s, lines.bound_s, timeline, given)
-
-
-def _shares(context: Context) -> list[int]:
-    """SMs to try: the library's, and shares of them."""
-    kinds = {op.kind for op in context.graph.of_type(CollectiveOp)}
-    most = max((context.prices.comm_sms(kind) for kind in kinds), default=0)
-    return list(dict.fromkeys(0 if share == 1.0 else max(1, round(most * share)) for share in SHARES)) if most else [0]
-
-
-def _improve(
-    context: Context, best: tuple[float, tuple[int, ...], int], contention: bool, moves: int
-) -> tuple[float, tuple[int, ...], int]:
-    """Move operators of the best order while the engine says that it helps."""
     graph = context.graph
-    while moves > 0:
-        start = best
-        for order in _neighbours(graph, best[1]):
-            moves -= 1
-            if moves < 0:
-                break
-            seconds = _run(context, arrange_by(graph, order, best[2]), contention).duration_s
-            if seconds < best[0]:
-                best = (seconds, order, best[2])
-                break
-        if best is start:
-            break
-    return best
+    lines = lines_of(graph, context.prices)
+    search = _Search(context, contention)
+    half = _half_of(graph)
+    if half is not None:
+        # Two layers are at least as fast as each on its own.
+        found = order_operators(Context(half, context.prices), contention=contention, moves=moves)
+        size = len(half.operators)
+        search.look(
+            (*found.order, *(position + size for position in found.order)),
+            {position + shift: limit for position, limit in found.sms_of.items() for shift in (0, size)},
+        )
+    given = run_graph(context, graph, contention=contention)
+    count = len(graph.operators)
+    beams = BEAMS if count <= WIDE_OPERATORS else BEAMS[:-1]
+    orders = dict.fromkeys((tuple(range(count)), *(best_order(lines, beam).positions for beam in beams)))
+    for order in orders:
+        for share in SHARES:
+            search.look(order, search.limits(share))
+    search.improve(moves)
+    arranged = graph if search.seconds >= given.duration_s else arrange_by(graph, search.order, search.sms)
+    timeline = run_graph(context, arranged, contention=contention)
+    return OrderResult(
+        arranged,
+        search.order if arranged is not graph else tuple(range(count)),
+        search.sms if arranged is not graph else {},
+        timeline.duration_s,
+        given.duration_s,
+        order_bound_s(lines, loads_of(graph, context.prices, contention=contention)),
+        timeline,
+        given,
+    )
 
 
-def _neighbours(graph: OperatorGraph, order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Orders in which two neighbours that need nothing of one another have changed places."""
-    depends = set(graph.dependencies)
-    for at in range(len(order) - 1):
-        first, second = order[at], order[at + 1]
-        if (first, second) not in depends:
-            yield (*order[:at], second, first, *order[at + 2 :])
+def _half_of(graph: OperatorGraph) -> OperatorGraph | None:
+    """One of two layers of a kind that follow each other; None where a graph is anything else."""
+    size = len(graph.operators) // 2
+    if size == 0 or graph.operators[:size] != graph.operators[size:]:
+        return None
+    return graph.part(range(size))
 
 
-def _run(context: Context, graph: OperatorGraph, contention: bool) -> Timeline:
+def run_graph(context: Context, graph: OperatorGraph, *, contention: bool = True) -> Timeline:
+    """Run a graph's operators as the library's kernels, as they are issued."""
     builder = ProgramBuilder()
     lower(Context(graph, context.prices), Site(builder, context.prices))
     timeline = compiled.run(builder.freeze(), contention=contention)
     raise_if_deadlocked(timeline)
     return timeline
+
+
+@dataclass
+class _Search:
+    """The best order so far, and what was tried."""
+
+    context: Context
+    contention: bool
+    seconds: float = float("inf")
+    order: tuple[int, ...] = ()
+    sms: Mapping[int, int] = field(default_factory=dict)
+    tried: dict[object, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        graph = self.context.graph
+        self.streams = [stream_of(graph, position) for position in range(len(graph.operators))]
+        prices = self.context.prices
+        self.most = {
+            position: prices.held_sms(op)
+            for position, op in enumerate(graph.operators)
+            if isinstance(op, CollectiveOp) and self.streams[position].startswith(BESIDE)
+        }
+
+    def limits(self, share: float) -> dict[int, int]:
+        """All collectives at a share of the library's SMs."""
+        return {position: self._limit(position, share) for position in self.most if share < 1 and self.most[position]}
+
+    def look(self, order: tuple[int, ...], sms: Mapping[int, int]) -> bool:
+        """Run an order in the engine; True where it is the best so far."""
+        key = (order, tuple(sorted(sms.items())))
+        if key in self.tried:
+            return False
+        arranged = arrange_by(self.context.graph, order, sms)
+        self.tried[key] = seconds = run_graph(self.context, arranged, contention=self.contention).duration_s
+        if seconds >= self.seconds * (1 - LEAST_GAIN) and self.order:
+            return False
+        self.seconds, self.order, self.sms = seconds, order, dict(sms)
+        return True
+
+    def improve(self, moves: int) -> None:
+        """Change SMs and places while that helps, for so many runs at most."""
+        most = len(self.tried) + moves
+        better = True
+        while better:
+            better = False
+            for order, sms in self._neighbours():
+                if len(self.tried) >= most:
+                    return
+                if self.look(order, sms):
+                    better = True
+                    break
+
+    def _neighbours(self) -> Iterator[tuple[tuple[int, ...], Mapping[int, int]]]:
+        order, sms = self.order, self.sms
+        for position in self.most:
+            for share in SHARES if self.most[position] else ():
+                limit = self._limit(position, share) if share < 1 else 0
+                yield order, {**{p: n for p, n in sms.items() if p != position}, **({position: limit} if limit else {})}
+        for new in self._moved(order):
+            yield new, sms
+
+    def _limit(self, position: int, share: float) -> int:
+        return max(1, round(self.most[position] * share))
+
+    def _moved(self, order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        """Orders in which one operator has passed others of its stream that it needs nothing of, or that need it."""
+        depends = set(self.context.graph.dependencies)
+        for at, position in enumerate(order):
+            for step in (-1, 1):
+                to = at + step
+                while 0 <= to < len(order):
+                    other = order[to]
+                    if ((other, position) if step < 0 else (position, other)) in depends:
+                        break
+                    if self.streams[other] == self.streams[position]:
+                        rest = [*order[:at], *order[at + 1 :]]
+                        yield (*rest[:to], position, *rest[to:])
+                    to += step

@@ -7,7 +7,7 @@ lines cost each other (SMs, HBM) is left to the engine, which confirms the resul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,6 +17,8 @@ from overlapsim.workload.operators import COMPUTE, STEP_PREFIXES, CollectiveOp, 
 
 MOST_OPERATORS: Final = 256
 """Larger graphs are arranged layer by layer, by whoever makes them."""
+BESIDE: Final = "ordered"
+"""What names of the streams of ordered collectives begin with; their group follows."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +37,6 @@ class Lines:
     line: tuple[int, ...]
     before: tuple[tuple[int, ...], ...]
     names: tuple[str, ...]
-
-    @property
-    def bound_s(self) -> float:
-        """Time below which no order is: the fullest line, or the longest chain."""
-        loads = [0.0] * len(self.names)
-        for seconds, line in zip(self.seconds, self.line, strict=True):
-            loads[line] += seconds
-        return max(*loads, max(_heads(self), default=0.0), 0.0)
 
 
 @dataclass(frozen=True)
@@ -79,8 +73,10 @@ def lines_of(graph: OperatorGraph, prices: PriceBook) -> Lines:
             names.append(name)
         line.append(names.index(name))
     seconds = tuple(prices.operator_s(op) for op in graph.operators)
-    before = tuple(graph.producers(i) for i in range(len(graph.operators)))
-    return Lines(seconds, tuple(line), before, tuple(names))
+    before: list[list[int]] = [[] for _ in graph.operators]
+    for src, dst in graph.dependencies:
+        before[dst].append(src)
+    return Lines(seconds, tuple(line), tuple(map(tuple, before)), tuple(names))
 
 
 def stream_of(graph: OperatorGraph, position: int) -> str:
@@ -90,7 +86,7 @@ def stream_of(graph: OperatorGraph, position: int) -> str:
     if not inside or given != COMPUTE:
         return given
     assert isinstance(op, CollectiveOp)
-    return f"ordered {op.group or 'comm'}"
+    return f"{BESIDE} {op.group or 'comm'}"
 
 
 def best_order(lines: Lines, beam: int) -> Order:
@@ -148,15 +144,23 @@ def time_of(lines: Lines, order: Sequence[int]) -> float:
     return max(end, default=0.0)
 
 
-def arrange_by(graph: OperatorGraph, order: Sequence[int], sms: int = 0) -> OperatorGraph:
-    """The graph issued in an order, collectives beside computation, each limited to `sms` SMs (0: the library's)."""
+def arrange_by(graph: OperatorGraph, order: Sequence[int], sms: int | Mapping[int, int] = 0) -> OperatorGraph:
+    """The graph issued in an order, collectives beside computation.
+
+    Parameters
+    ----------
+    graph : in its old order
+    order : old positions as they are issued
+    sms : SMs that each collective is limited to, or those of old positions; 0, or none: the library's
+    """
     ordered = graph.reordered(order)
     streams = tuple(stream_of(graph, position) for position in order)
-    operators = tuple(
-        replace(op, sms=sms) if sms and isinstance(op, CollectiveOp) and stream.startswith("ordered") else op
-        for op, stream in zip(ordered.operators, streams, strict=True)
-    )
-    return replace(ordered, operators=operators, streams=streams)
+    operators = []
+    for position, op, stream in zip(order, ordered.operators, streams, strict=True):
+        limit = sms if isinstance(sms, int) else sms.get(position, 0)
+        beside = isinstance(op, CollectiveOp) and stream.startswith(BESIDE)
+        operators.append(replace(op, sms=limit) if limit and beside and isinstance(op, CollectiveOp) else op)
+    return replace(ordered, operators=tuple(operators), streams=streams)
 
 
 @dataclass(frozen=True)
@@ -196,12 +200,4 @@ def _behind(lines: Lines) -> list[float]:
     for position in range(len(found) - 1, -1, -1):
         for producer in lines.before[position]:
             found[producer] = max(found[producer], lines.seconds[producer] + found[position])
-    return found
-
-
-def _heads(lines: Lines) -> list[float]:
-    """Longest chain that ends with each operator."""
-    found: list[float] = []
-    for seconds, before in zip(lines.seconds, lines.before, strict=True):
-        found.append(seconds + max((found[p] for p in before), default=0.0))
     return found
