@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from overlapsim.workload.build_compressed import compresses, gather_narrow, scatter_sum
 from overlapsim.workload.build_part import Part
 from overlapsim.workload.dispatchers import route_of
 from overlapsim.workload.layout import Layout
@@ -89,16 +90,31 @@ def dispatch(r: Recorder, part: Part, moe: MoE, name: str, pass_: str, *, back: 
     if part.recipe.dispatcher == "all_gather":
         ranks = layout.ep * layout.etp
         kind: CollectiveKind = "reduce_scatter" if back else "all_gather"
-        r.collective(kind, name, part.tokens.local * hidden * element * ranks, ranks, group="etp_ep", pass_=pass_)
+        size = part.tokens.local * hidden * element * ranks
+        if layout.ep == 1:
+            _within_experts(r, part, kind, name, size, ranks, group="etp_ep", pass_=pass_)
+        else:
+            r.collective(kind, name, size, ranks, group="etp_ep", pass_=pass_)
         return
     rows, _ = exchange_rows(part, moe)
     gathered = rows * hidden * element * layout.etp
     if back:
-        r.collective("reduce_scatter", name, gathered, layout.etp, group="etp", pass_=pass_)
+        _within_experts(r, part, "reduce_scatter", name, gathered, layout.etp, group="etp", pass_=pass_)
     if layout.ep > 1:
         _exchange(r, part, moe, name, pass_, element, back=back)
     if not back:
-        r.collective("all_gather", name, gathered, layout.etp, group="etp", pass_=pass_)
+        _within_experts(r, part, "all_gather", name, gathered, layout.etp, group="etp", pass_=pass_)
+
+
+def _within_experts(
+    r: Recorder, part: Part, kind: CollectiveKind, name: str, size: float, ranks: int, *, group: str, pass_: str
+) -> None:
+    """Sum or gather over the ranks of split experts; outputs, and their gradients, as narrow as the recipe has them."""
+    if compresses(part) and name == "moe.combine":
+        narrowed = scatter_sum if kind == "reduce_scatter" else gather_narrow
+        narrowed(r, part, name, size, ranks, group=group, pass_=pass_)
+    else:
+        r.collective(kind, name, size, ranks, group=group, pass_=pass_)
 
 
 def _exchange(r: Recorder, part: Part, moe: MoE, name: str, pass_: str, element: float, *, back: bool) -> None:
