@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from overlapsim.cost.base import MEASURED, Spread, hbm_rate
 from overlapsim.cost.gemm import GemmCost, Tile, checked_tile, gemm_cost, lower_bound_s, template_gemm_cost
+from overlapsim.cost.grouped import GroupedCost, grouped_gemm_cost
 from overlapsim.cost.price_state import PriceState
 from overlapsim.units import dtype_bytes
-from overlapsim.workload.operators import GemmOp
+from overlapsim.workload.operators import GemmOp, GroupedGemmOp
 
 # Time of a piece of a GEMM, or of another tile, over the whole's: what models of neighbouring shapes differ by
 # (hwprofiles/SOURCES.md, AIC-GEMM), and the fitted chunked rows of the FlashOverlap artifact.
@@ -120,6 +121,26 @@ class GemmPrices(PriceState):
         tiles = tuple(dict.fromkeys(deepest[tile[:2]] for tile in self._device.kernels.gemm_tiles))
         fitting = tuple(tile for tile in tiles if tile[0] <= op.m and tile[1] <= op.n)
         return fitting or (min(tiles, key=lambda tile: tile[0] * tile[1]),)
+
+    def expert_gemm(self, op: GroupedGemmOp, tile: tuple[int, int] | None = None, slowdown: float = 1.0) -> GroupedCost:
+        """Cost of a strategy's own grouped GEMM on all SMs, `slowdown` times the library's of this tile.
+
+        Parameters
+        ----------
+        op : products in the order that the kernel takes them: an expert that it comes back to is several
+        tile : (BM, BN); the fastest when None
+        """
+        key = ("expert", op, tile)
+        if key not in self.models:
+            self.models[key] = grouped_gemm_cost(
+                op.rows, op.n, op.k, self._device, dtype=op.dtype, accumulate=op.accumulate, tile=tile, adds=op.adds
+            )
+        cost: GroupedCost = self.models[key]
+        least_s = op.flop / self._device.peak(op.dtype, op.accumulate)
+        if not self.vendor_kernels:
+            moved = self._end("gemm", cost.spread) * self._end("kernel", FUSED) * slowdown
+            cost = cost.scaled(max(moved, min(1.0, least_s / cost.duration_s)))
+        return cost.scaled(self.factors.get("gemm", 1.0))
 
     def best_gemm_s(self, op: GemmOp) -> float:
         """Time of the fastest kernel known for `op`: the vendor's, or one that the user measured."""

@@ -143,7 +143,7 @@ class Gpu:
 
     def add_gemm(
         self,
-        op: GemmOp,
+        op: GemmOp | KernelOp,
         cost: GemmCost,
         *,
         sms: int | None = None,

@@ -15,18 +15,12 @@ from overlapsim.cost.stores import mechanism
 from overlapsim.cost.tiles import TileGrid
 from overlapsim.errors import StrategyError
 from overlapsim.strategy.base import Pair
-from overlapsim.workload.operators import CollectiveOp, GemmOp
+from overlapsim.strategy.fused import SLOWDOWN, Template, as_copies
+from overlapsim.workload.operators import GemmOp
 
 NAME: Final = "fused_tiles"
 Size = Annotated[int, Meta(ge=1, le=65536)]
 Rows = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Template = Literal["cutlass", "triton"]
-# Time of a tuned template alone over the vendor's kernel (hwprofiles/SOURCES.md, FUSED-TEMPLATE): 0.93 to 1.01 on three
-# GPUs, and nothing that was not measured is taken to be faster than the library. Templates are those of the GPU's own
-# architecture; one that is taken over from another is slower (``template_slowdown`` of the profile).
-SLOWDOWN: Final[Mapping[Template, float]] = {"cutlass": 1.0, "triton": 1.03}
-# The local sum over the ranks' parts runs on few SMs and is bound by HBM (hwprofiles/SOURCES.md, FUSED-SUM).
-SUM_SMS: Final = 15
 # A shard is cut in halves down to an eighth.
 SPLITS: Final = (1, 2, 4, 8)
 
@@ -104,20 +98,6 @@ def last_tiles(grid: TileGrid, ranks: int, pieces: int) -> list[int]:
     others = grid.m * (ranks - 1) / ranks
     ends = (others * (piece + 1) / pieces for piece in range(pieces))
     return [min(math.ceil(round(row / grid.bm, 6)), grid.grid_m) * grid.grid_n for row in ends]
-
-
-def as_copies(collective: CollectiveOp) -> CollectiveOp:
-    """The same shares moved by copy engines: around the ring, which loads every port as an all-to-all does."""
-    return CollectiveOp(
-        "all_gather",
-        collective.size_bytes,
-        collective.ranks,
-        collective.dtype,
-        collective.name,
-        collective.pass_,
-        group=collective.group,
-        engine="copy_engine",
-    )
 
 
 def closed_form_s(prices: PriceBook, pair: Pair, parameters: Mapping[str, Any]) -> float:

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from overlapsim.strategies.fused_tiles.kernel import (
     NAME,
-    SLOWDOWN,
     FusedTilesParameters,
     candidates,
     checked_pieces,
@@ -28,12 +27,12 @@ from overlapsim.strategy.base import (
     StrategyInfo,
     refuse_relation,
 )
+from overlapsim.strategy.fused import FLAG_BYTES, SLOWDOWN, refuse_no_peers
 from overlapsim.strategy.shards import refuse_one_rank
 from overlapsim.strategy.tasks import Placement, Site
 
 KINDS: Final = {"before": ("all_gather",), "after": ("reduce_scatter", "all_reduce")}
 KERNELS: Final = 3
-FLAG_BYTES: Final = 4
 
 
 class FusedTiles(Strategy):
@@ -62,18 +61,16 @@ class FusedTiles(Strategy):
         if op.kind not in KINDS[pair.relation]:
             known = " or ".join(kind for kinds in KINDS.values() for kind in kinds)
             return Applicability(False, (f"no fused kernel for {op.kind}: {known} has one",))
-        if op.ranks > node.num_devices:
-            reason = (
-                f"{op.ranks} ranks span nodes of {node.num_devices} GPUs: tiles reach peers over NVLink or PCIe only"
-            )
-            return Applicability(False, (reason,))
+        far = refuse_no_peers(prices.cluster, op.ranks)
+        if far is not None and op.ranks > node.num_devices:
+            return far
         num_sms, kernels = prices.cluster.device.num_sms, candidates(prices, pair.gemm)
         reasons: list[str] = []
         one_wave = pair.relation == "after" and all(kernel.grid.waves(num_sms) < 2 for kernel in kernels)
         if one_wave:
             reasons.append(f"{tiles_text(kernels, num_sms)} are one wave: no tile is sent before all are done")
-        if not node.p2p:
-            reasons.append(f"GPUs of {node.name} have no peer-to-peer access: tiles cannot reach another's memory")
+        if far is not None:
+            reasons += far.reasons
         if pair.gemm.m < op.ranks:
             reasons.append(f"{pair.gemm.m} rows over {op.ranks} ranks leave ranks without rows")
         if reasons:
