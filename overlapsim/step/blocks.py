@@ -14,14 +14,17 @@ from overlapsim.cost.launch import LaunchStack
 from overlapsim.engine import compiled
 from overlapsim.engine.deadlock import raise_if_deadlocked
 from overlapsim.engine.timeline import Timeline
+from overlapsim.errors import StrategyError
 from overlapsim.plan import Finding
 from overlapsim.schedule.builder import ProgramBuilder
 from overlapsim.schedule.program import Program
 from overlapsim.step.breakdown import spans
 from overlapsim.step.skew import Skew, may_wait_for_host, rank_tasks, spread_ranks
 from overlapsim.strategy.base import Context
-from overlapsim.strategy.compose import Composition, compose, find_pieces
+from overlapsim.strategy.compatibility import check_compatible
+from overlapsim.strategy.compose import ArrangingStrategy, Composition, compose, find_pieces
 from overlapsim.strategy.tasks import Site
+from overlapsim.workload.adjacent import end_of_pass
 from overlapsim.workload.operators import STEP_PREFIXES, CollectiveOp, OperatorGraph
 
 PASSES: Final = 8
@@ -105,6 +108,7 @@ def simulate_piece(
     """
     if not context.graph.operators:
         return Piece()
+    context, composition = _arranged_alone(context, composition)
     copies = 2 if follows and launch_s > 0 else 1
     program, findings = _program(context, composition, copies, launch_s)
     timeline = compiled.run(program, contention=contention, record=False)
@@ -191,6 +195,23 @@ def speed_beside(
     return min(1.0, ends[0] / ends[1])
 
 
+def _arranged_alone(context: Context, composition: Composition) -> tuple[Context, Composition]:
+    """The graph as the strategies that arrange one block at a time have it, and what is left of the composition."""
+    own = [c for c in composition.arranging if isinstance(c.strategy, ArrangingStrategy) and c.strategy.per_block]
+    if not own:
+        return context, composition
+    setting = replace(composition.setting, architecture=context.prices.cluster.device.architecture)
+    if reasons := check_compatible(composition.strategies, setting):
+        raise StrategyError(f"these strategies do not go together: {'; '.join(reasons)}")
+    graph = context.graph
+    for chosen in own:
+        assert isinstance(chosen.strategy, ArrangingStrategy)
+        chosen.strategy.check(chosen.parameters)
+        graph = chosen.strategy.arrange(Context(graph, context.prices), chosen.parameters)
+    rest = tuple(chosen for chosen in composition.arranging if chosen not in own)
+    return Context(graph, context.prices), replace(composition, arranging=rest)
+
+
 def _program(
     context: Context, composition: Composition, copies: int, launch_s: float
 ) -> tuple[Program, tuple[Finding, ...]]:
@@ -233,7 +254,8 @@ def repeated(graph: OperatorGraph, count: int) -> OperatorGraph:
     if count == 1:
         return graph
     size = len(graph.operators)
-    last = size - 1
+    last = end_of_pass(graph)
+    last = size - 1 if last < 0 else last
     starts = sorted(set(range(size)) - {dst for _, dst in graph.dependencies})
     inner = [(src + copy * size, dst + copy * size) for copy in range(count) for src, dst in graph.dependencies]
     joins = [(last + (copy - 1) * size, start + copy * size) for copy in range(1, count) for start in starts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -20,8 +21,9 @@ from overlapsim.step.sharded_pieces import ShardedPieces
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.chains import is_gemm
 from overlapsim.strategy.compatibility import Setting, check_compatible
-from overlapsim.strategy.compose import Composition
+from overlapsim.strategy.compose import ArrangingStrategy, Composition
 from overlapsim.strategy.overlaps import unknown_gemm
+from overlapsim.workload.adjacent import adjacent
 from overlapsim.workload.build import GraphBuilder, Which
 from overlapsim.workload.model import Layer
 from overlapsim.workload.operators import CollectiveOp, OperatorGraph
@@ -31,8 +33,8 @@ from overlapsim.workload.stages import chunk_layers
 def graph_builder(inputs: StepInputs) -> GraphBuilder:
     """Maker of the operator graphs of a step's layers."""
     i = inputs
-    imbalance = i.perturbation.imbalance
-    return GraphBuilder(i.model, i.layout, i.recipe, i.job.micro_batch, i.job.seq_len, i.recompute, imbalance)
+    skew = (i.perturbation.imbalance, i.perturbation.routing)
+    return GraphBuilder(i.model, i.layout, i.recipe, i.job.micro_batch, i.job.seq_len, i.recompute, *skew)
 
 
 def layer_gemms(inputs: StepInputs) -> set[tuple[str, str]]:
@@ -226,19 +228,33 @@ class StagePieces:
 
     def _layers(self, layers: Sequence[Layer], which: Which, num_rebuilt: int) -> Piece:
         """Layers of a chunk, of which the first `num_rebuilt` are recomputed where recompute is on."""
-        total, counts = Piece(), dict[tuple[Layer, bool], int]()
-        for number, layer in enumerate(layers):
-            key = (layer, number < num_rebuilt or which == "forward")
-            counts[key] = counts.get(key, 0) + 1
-        for (layer, rebuilt), count in counts.items():
-            total += self.layer(layer, which, rebuilt=rebuilt).times(count)
+        total, counts = Piece(), dict[tuple[Layer, bool, int], int]()
+        marked = [(layer, number < num_rebuilt or which == "forward") for number, layer in enumerate(layers)]
+        for (layer, rebuilt), run in itertools.groupby(marked):
+            left = len(list(run))
+            while left:
+                together = min(left, self._together)
+                counts[layer, rebuilt, together] = counts.get((layer, rebuilt, together), 0) + left // together
+                left %= together
+        for (layer, rebuilt, together), count in counts.items():
+            total += self.layer(layer, which, rebuilt=rebuilt, together=together).times(count)
         return total
 
-    def layer(self, layer: Layer, which: Which, *, rebuilt: bool = True) -> Piece:
-        """One pass of one micro-batch through a layer, its parameters at hand."""
-        key = (layer, which, rebuilt)
+    @property
+    def _together(self) -> int:
+        """How many layers of a kind that follow each other are arranged as one."""
+        arranging = self.inputs.composition.arranging
+        return max(
+            (c.strategy.adjacent_layers(c.parameters) for c in arranging if isinstance(c.strategy, ArrangingStrategy)),
+            default=1,
+        )
+
+    def layer(self, layer: Layer, which: Which, *, rebuilt: bool = True, together: int = 1) -> Piece:
+        """One pass of one micro-batch through a layer, or several `together`, their parameters at hand."""
+        key = (layer, which, rebuilt, together)
         if key not in self._cache:
-            self._cache[key] = self._simulate(self.builder.layer(layer, which, rebuilt=rebuilt))
+            graph = self.builder.layer(layer, which, rebuilt=rebuilt)
+            self._cache[key] = self._simulate(adjacent([graph] * together) if together > 1 else graph)
         return self._cache[key]
 
     def _pair(self, first: Layer, second: Layer) -> Piece:

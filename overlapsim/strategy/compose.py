@@ -6,7 +6,7 @@ import heapq
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from overlapsim.errors import StrategyError
 from overlapsim.plan import Finding
@@ -28,6 +28,13 @@ class ArrangingStrategy(Strategy):
     """
 
     scope = "graph"
+    per_block: ClassVar[bool] = False
+    """Whether a block is arranged alone and stands among others like it; False where those in a row are arranged as
+    one, as prefetching does."""
+
+    def adjacent_layers(self, parameters: Parameters) -> int:
+        """How many layers of a kind that follow each other it arranges together, where there are as many."""
+        return 1
 
     @abstractmethod
     def arrange(self, context: Context, parameters: Parameters) -> OperatorGraph:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
+from overlapsim.planner.order import order_operators
 from overlapsim.strategy.base import YES, Applicability, Context, Parameters, ParameterSpace, StrategyInfo
 from overlapsim.strategy.compose import ArrangingStrategy
-from overlapsim.strategy.ordering import MOST_OPERATORS, arrange_by, best_order, lines_of, stream_of
+from overlapsim.strategy.liveness import peak_live_bytes
+from overlapsim.strategy.ordering import BESIDE, MOST_OPERATORS, arrange_by, best_order, lines_of, stream_of
 from overlapsim.workload.operators import CollectiveOp, OperatorGraph
 
 BEAMS: Final = (16, 1)
@@ -18,10 +20,20 @@ BEAMS: Final = (16, 1)
 
 @dataclass(frozen=True)
 class OperatorOrderParameters:
-    """Partial orders kept by the search (0: the order given), and SMs each collective is limited to (0: no limit)."""
+    """How the order is searched.
+
+    Attributes
+    ----------
+    beam : partial orders kept (0: the order given)
+    sms : SMs each collective is limited to (0: the library's); only with a search on times
+    search : ``times``: on times of operators alone; ``engine``: orders, and SMs of each collective, run in the engine
+    layers : layers of a kind that follow each other and are ordered together, where there are as many
+    """
 
     beam: Annotated[int, Meta(ge=0, le=1024)]
-    sms: Annotated[int, Meta(ge=0, le=1024)]
+    sms: Annotated[int, Meta(ge=0, le=1024)] = 0
+    search: Literal["times", "engine"] = "times"
+    layers: Annotated[int, Meta(ge=1, le=2)] = 1
 
 
 class OperatorOrder(ArrangingStrategy):
@@ -31,6 +43,7 @@ class OperatorOrder(ArrangingStrategy):
     parameter_type = OperatorOrderParameters
     traits = frozenset({"operator_order"})
     excludes = frozenset({"wgrad_delay"})
+    per_block = True
     info = StrategyInfo(
         summary="operators issued in the order that hides most communication, found by search",
         granularity="op",
@@ -51,33 +64,56 @@ class OperatorOrder(ArrangingStrategy):
             return Applicability(False, (reason,), "little_to_hide")
         return YES
 
+    def adjacent_layers(self, parameters: Parameters) -> int:
+        """Layers that are ordered together: the backward of one with that of the one below."""
+        return int(parameters.get("layers", 1)) if parameters["beam"] else 1
+
     def parameters(self, context: Context) -> ParameterSpace:
-        """Leave open how widely to search; fewer SMs are for whoever asks the engine (`planner.order`)."""
-        return ParameterSpace({"beam": BEAMS, "sms": (0,)})
+        """Leave open how widely to search on times; a step adds the rest (`space`)."""
+        return ParameterSpace({"beam": BEAMS, "sms": (0,), "search": ("times", "engine"), "layers": (1,)})
 
     def degenerate(self, context: Context) -> Parameters:
         """The order given, in line with computation."""
         return {"beam": 0, "sms": 0}
+
+    def extra_memory_bytes(self, context: Context, parameters: Parameters) -> float:
+        """What lives longer than in the order given: rebuilt tensors, and operands of weight gradients."""
+        arranged = self.arrange(context, parameters)
+        return max(0.0, peak_live_bytes(arranged) - peak_live_bytes(context.graph))
 
     def arrange(self, context: Context, parameters: Parameters) -> OperatorGraph:
         """Issue the operators in the order found."""
         graph = context.graph
         if not parameters["beam"]:
             return graph
-        order = best_order(lines_of(graph, context.prices), parameters["beam"])
-        return arrange_by(graph, order.positions, parameters["sms"])
+        # One order for all ends of spreads and all ranks: that of a plan. It is asked for many times.
+        prices = replace(context.prices, ends={}, factors={})
+        where = (str(sorted(prices.groups.items())), prices.no_latency, prices.collective_sms, prices.overlap)
+        known = prices.models.setdefault(("operator_order", *sorted(parameters.items()), *where), {})
+        if graph not in known:
+            known[graph] = self._arranged(Context(graph, prices), parameters)
+        found: OperatorGraph = known[graph]
+        return found
+
+    def _arranged(self, context: Context, parameters: Parameters) -> OperatorGraph:
+        if parameters.get("search") == "engine":
+            return order_operators(context).graph
+        order = best_order(lines_of(context.graph, context.prices), parameters["beam"])
+        return arrange_by(context.graph, order.positions, parameters.get("sms", 0))
 
     def settings(self, context: Context, parameters: Parameters) -> Mapping[str, Any]:
         """Return the order by name and pass, and which collectives run beside computation."""
         arranged = self.arrange(context, parameters)
+        beside = {
+            f"{op.name} {op.pass_}": op.sms
+            for i, op in enumerate(arranged.operators)
+            if isinstance(op, CollectiveOp) and arranged.stream_of(i).startswith(BESIDE)
+        }
         return {
             "order": [f"{op.name} {op.pass_}" for op in arranged.operators],
-            "beside": [
-                f"{op.name} {op.pass_}"
-                for i, op in enumerate(arranged.operators)
-                if isinstance(op, CollectiveOp) and arranged.stream_of(i).startswith("ordered")
-            ],
-            "comm_sms": parameters["sms"],
+            "beside": list(beside),
+            "comm_sms": beside,
+            "layers": self.adjacent_layers(parameters),
         }
 
 
