@@ -22,7 +22,8 @@ from overlapsim.units import DTYPE_BYTES, format_bytes, format_rate, format_time
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.model import ModelSpec
 from overlapsim.workload.rank_map import ORDER
-from overlapsim.workload.recipe import RECIPES
+from overlapsim.workload.recipe import RECIPES, with_dispatch
+from overlapsim.workload.routing import UNIFORM
 from overlapsim.workload.serving import ForwardBatch
 
 TRAIN: Final = "train"
@@ -89,17 +90,18 @@ def run_forward(given: dict[str, Any], model: ModelSpec, machine: Cluster, belie
         If a perturbation other than unbalanced experts is asked for.
     """
     perturbation: Perturbation = given["perturb"]
-    if replace(perturbation, imbalance=1.0, seed=0) != Perturbation():
-        raise UsageError(f"--perturb {perturbation} in a serving step; expected imbalance alone")
+    if replace(perturbation, imbalance=1.0, routing=UNIFORM, seed=0) != Perturbation():
+        raise UsageError(f"--perturb {perturbation} in a serving step; expected imbalance or routing alone")
     inputs = ForwardInputs(
         model,
         machine,
         Layout.parse(given["layout"]),
         _batch(given),
-        recipe=RECIPES[given["recipe"]],
+        recipe=with_dispatch(RECIPES[given["recipe"]], given["dispatch"]),
         kv_dtype=given["kv_dtype"] or "",
         stack=given["stack"],
         imbalance=perturbation.imbalance,
+        routing=perturbation.routing,
         rank_order=given["rank_order"] or ORDER,
         sustained_clock=given["sustained_clock"],
         contention=not given["no_contention"],

@@ -11,6 +11,7 @@ import click
 from overlapsim.cli.forward import TRAIN, check_phase, phase_options, run_forward
 from overlapsim.cli.options import check_targets, size_bytes
 from overlapsim.cli.output import compile_note, print_json
+from overlapsim.cli.perturbation import perturbation
 from overlapsim.cli.simulate_view import step_json, step_table
 from overlapsim.cost.launch import STACKS
 from overlapsim.errors import LayoutError, UsageError
@@ -22,16 +23,16 @@ from overlapsim.schedule.pipeline_kinds import SCHEDULES
 from overlapsim.schedule.pipeline_links import P2P_MODES
 from overlapsim.step.capacity import memory_shortfall
 from overlapsim.step.inputs import DEFAULT_BUCKET_BYTES, DP_OVERLAPS, DP_SYNCS, StepInputs
-from overlapsim.step.perturb import Perturbation
 from overlapsim.step.pieces import layer_gemms
 from overlapsim.step.simulate import simulate_step, step_memory, step_schedule
 from overlapsim.strategy.overlaps import composition
 from overlapsim.units import DTYPE_BYTES
+from overlapsim.workload.dispatchers import DISPATCHERS
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.layout_rules import Job
 from overlapsim.workload.presets import load_model
 from overlapsim.workload.rank_map import ORDER, read_order
-from overlapsim.workload.recipe import COMPRESSIONS, RECIPES, parse_compress
+from overlapsim.workload.recipe import COMPRESSIONS, RECIPES, parse_compress, with_dispatch
 from overlapsim.workload.recompute import Recompute
 
 
@@ -81,11 +82,17 @@ from overlapsim.workload.recompute import Recompute
 )
 @click.option("--no-reshard", is_flag=True, help="ZeRO 3 keeps gathered parameters over the step.")
 @click.option(
+    "--dispatch",
+    default="",
+    metavar="NAME[:KEY=X,..]",
+    help=f"How tokens reach experts: {', '.join(DISPATCHERS)}; node_limit, dtype, sms, capacity, balanced.",
+)
+@click.option(
     "--perturb",
-    type=Perturbation.parse,
+    type=perturbation,
     default="",
     metavar="KEY=X,..",
-    help="slow=SHARE[@RANK], nvlink=SHARE[@RANK], nic=SHARE[@NODE], jitter, imbalance, seed.",
+    help="slow=SHARE[@RANK], nvlink=SHARE[@RANK], nic=SHARE[@NODE], jitter, imbalance, routing=zipf:S or FILE, seed.",
 )
 @click.option("--no-contention", is_flag=True, help="Leave HBM and link sharing out.")
 @click.option("--ignore-memory", is_flag=True, help="Simulate a step that does not fit its GPUs.")
@@ -103,7 +110,7 @@ def command(**given: Any) -> None:
     if given["phase"] != TRAIN:
         run_forward(given, spec, machine, findings)
         return
-    stages = _counts(given["stage_layers"])
+    stages, recipe = _counts(given["stage_layers"]), with_dispatch(RECIPES[given["recipe"]], given["dispatch"])
     inputs = StepInputs(
         spec,
         machine,
@@ -112,7 +119,7 @@ def command(**given: Any) -> None:
         schedule=given["schedule"],
         p2p=given["p2p"],
         recompute=Recompute.parse(given["recompute"]),
-        recipe=replace(RECIPES[given["recipe"]], fp8=given["fp8"], compress=given["compress"]),
+        recipe=replace(recipe, fp8=given["fp8"], compress=given["compress"]),
         stack=given["stack"],
         dp_overlap=given["dp_overlap"],
         dp_sync=given["dp_sync"],

@@ -17,6 +17,7 @@ from overlapsim.cost.price_state import PriceState
 from overlapsim.cost.sm_feed import fewer_sms_s, sm_bytes_per_s
 from overlapsim.cost.stores import Stores, peer_stores
 from overlapsim.cost.transport import TransportModel, engine_sms, transport_refusal
+from overlapsim.plan import Finding
 from overlapsim.workload.operators import REDUCING, CollectiveKind, CollectiveOp, Engine
 
 AnyModel = CollectiveModel | TransportModel | GroupModel | DispatchModel
@@ -134,6 +135,11 @@ class CollectivePrices(PriceState):
         if op.route is None or op.route.method == "hierarchical":
             return self.comm_sms(op.kind, op.engine)
         return min(op.route.sms, self._device.num_sms - 1)
+
+    def route_findings(self, op: CollectiveOp) -> tuple[Finding, ...]:
+        """What is believed of the kernels that route tokens; nothing of other collectives."""
+        model = self._model_of(op)
+        return model.findings if isinstance(model, DispatchModel) else ()
 
     def sm_slowdown(self, op: CollectiveOp, sms: int) -> float:
         """Time of a collective on `sms` SMs over its price, which is on `held_sms`: 1 from there up, and for 0 SMs."""

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapsim.cost.launch import LaunchStack
+from overlapsim.cost.prices import PriceBook
 from overlapsim.engine import compiled
 from overlapsim.engine.deadlock import raise_if_deadlocked
 from overlapsim.engine.timeline import Timeline
@@ -142,7 +143,7 @@ def simulate_turn(
     context, composition, launch_s, contention : as in `simulate_piece`
     """
     builder = ProgramBuilder()
-    composed = compose(context, composition, Site(builder, context.prices, launch_s=launch_s))
+    composed = compose(context, composition, _site(builder, context.prices, composition, launch_s))
     program = builder.freeze()
     timeline = compiled.run(program, contention=contention, record=False)
     raise_if_deadlocked(timeline)
@@ -178,7 +179,7 @@ def speed_beside(
     seconds, demands = prices.flow(flow)
     for beside in (False, True):
         builder = ProgramBuilder()
-        site = Site(builder, prices, launch_s=launch_s)
+        site = _site(builder, prices, composition, launch_s)
         if beside:
             # Far longer than the block, at the collective's own rates.
             long_s = BESIDE * ends[0] / 1e12
@@ -212,12 +213,17 @@ def _arranged_alone(context: Context, composition: Composition) -> tuple[Context
     return Context(graph, context.prices), replace(composition, arranging=rest)
 
 
+def _site(builder: ProgramBuilder, prices: PriceBook, composition: Composition, launch_s: float) -> Site:
+    """A machine whose streams share as many hardware queues as the run is said to have."""
+    return Site(builder, prices, num_queues=composition.setting.num_queues, launch_s=launch_s)
+
+
 def _program(
     context: Context, composition: Composition, copies: int, launch_s: float
 ) -> tuple[Program, tuple[Finding, ...]]:
     """Tasks of a graph that is run `copies` times on one rank."""
     builder = ProgramBuilder()
-    site = Site(builder, context.prices, launch_s=launch_s)
+    site = _site(builder, context.prices, composition, launch_s)
     composed = compose(Context(repeated(context.graph, copies), context.prices), composition, site)
     return builder.freeze(), composed.findings
 

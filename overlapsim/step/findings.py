@@ -14,11 +14,11 @@ from overlapsim.cost.prices import PriceBook
 from overlapsim.plan import Finding
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.pieces import graph_builder
+from overlapsim.step.routed import routing_findings
 from overlapsim.step.traffic import embedding_reduction, stage_traffic
 from overlapsim.units import format_time
 from overlapsim.workload.build import Which
 from overlapsim.workload.memory import Memory
-from overlapsim.workload.model import MoE
 from overlapsim.workload.operators import CollectiveOp, GemmOp, Operator
 
 KERNELS: Final = ("gemm", "attention", "memory")
@@ -121,9 +121,11 @@ def _of_kernels(inputs: StepInputs, prices: PriceBook, operators: Sequence[tuple
 def _of_groups(prices: PriceBook, collectives: Iterable[CollectiveOp]) -> Iterator[Finding]:
     """Groups of ranks whose collectives no table and no fit of this machine prices."""
     found: dict[str, list[str]] = {}
-    for op in dict.fromkeys((o.kind, o.ranks, o.group) for o in collectives):
-        kind, ranks, group = op
-        cost = prices.collective(CollectiveOp(kind, 2.0**24, ranks, group=group))
+    for op in dict.fromkeys((o.kind, o.ranks, o.group, o.route) for o in collectives):
+        kind, ranks, group, route = op
+        asked = CollectiveOp(kind, 2.0**24, ranks, group=group, route=route)
+        yield from prices.route_findings(asked)
+        cost = prices.collective(asked)
         if cost.spread.origin == "prior" and ranks > 1:
             place = prices.groups.get(group)
             nodes = "" if place is None or place.nodes == 1 else f" on {place.nodes} nodes"
@@ -151,8 +153,7 @@ def _of_settings(inputs: StepInputs) -> Iterator[Finding]:
             "GEMMs run as in short benchmarks; under a power limit a long run holds a lower clock (published H100 runs "
             "about 0.8 of it): give the sustained share",
         )
-    if any(isinstance(layer.mlp, MoE) for layer in inputs.model.kinds):
-        yield Finding("routing_assumed", "every expert gets the same number of tokens; the fullest rank sets the pace")
+    yield from routing_findings(inputs)
     architecture = inputs.cluster.device.architecture
     if inputs.recipe.attention == "flash" and architecture in WITHOUT_FLASH:
         yield Finding(

@@ -10,10 +10,11 @@ from typing import Final
 import numpy as np
 
 from overlapsim.errors import UsageError
+from overlapsim.workload.routing import UNIFORM, Routing
 
 PLACED: Final = ("slow", "nic", "nvlink")
 """Keys that name a share of a healthy speed and where: a rank's kernels, a node's NICs, a rank's NVLinks."""
-KEYS: Final = (*PLACED, "jitter", "imbalance", "seed")
+KEYS: Final = (*PLACED, "jitter", "imbalance", "routing", "seed")
 MOST_JITTER: Final = 1.0
 """Standard deviation of a block's time over its mean; published runs show some percent, and above 1 the draws of a
 log-normal have no longer the shape of a delay."""
@@ -55,12 +56,13 @@ class Perturbation:
     jitter : standard deviation of the time of a rank's block over its mean; a block waits for the slowest of the ranks
         that it communicates with
     imbalance : rows of the fullest expert rank over the even share, from 1
+    routing : how tokens spread over experts, instead of that one number (`workload.routing`)
     seed : of what is drawn: places that are not given, and jitter
 
     Raises
     ------
     UsageError
-        If a number is out of range.
+        If a number is out of range, or imbalance and routing are both given.
 
     Examples
     --------
@@ -75,12 +77,18 @@ class Perturbation:
     jitter: float = 0.0
     imbalance: float = 1.0
     seed: int = 0
+    routing: Routing = UNIFORM
 
     def __post_init__(self) -> None:
         if not 0 <= self.jitter <= MOST_JITTER:
             raise UsageError(f"jitter is {self.jitter}; expected a standard deviation from 0 to {MOST_JITTER:g}")
         if not 1 <= self.imbalance < math.inf:
             raise UsageError(f"imbalance is {self.imbalance}; expected a finite number of at least 1")
+        if self.imbalance > 1 and not self.routing.even:
+            raise UsageError(
+                f"imbalance is {self.imbalance:g} and routing {self.routing}; expected one of them: routing says how "
+                "full every rank is"
+            )
         if self.seed < 0:
             raise UsageError(f"seed is {self.seed}; expected a whole number from 0")
 
@@ -95,6 +103,7 @@ class Perturbation:
         """
         placed: dict[str, list[Degraded]] = {key: [] for key in PLACED}
         numbers: dict[str, float] = {}
+        routing: list[Routing] = []
         for pair in filter(None, (part.strip() for part in text.split(","))):
             key, equals, value = (part.strip() for part in pair.partition("="))
             if not equals or key not in KEYS:
@@ -105,20 +114,25 @@ class Perturbation:
             if key in placed:
                 placed[key].append(_degraded(key, value))
                 continue
-            if key in numbers:
+            if key in numbers or (key == "routing" and routing):
                 raise UsageError(f"{key} is given twice in {text!r}; expected it once")
+            if key == "routing":
+                routing.append(Routing.parse(value))
+                continue
             numbers[key] = _number(key, value)
         seed = numbers.pop("seed", 0.0)
         if seed != int(seed):
             raise UsageError(f"seed is {seed:g}; expected a whole number")
         slow, nic, nvlink = (tuple(placed[key]) for key in PLACED)
-        return cls(slow, nic, nvlink, numbers.get("jitter", 0.0), numbers.get("imbalance", 1.0), int(seed))
+        uneven = routing[0] if routing else UNIFORM
+        return cls(slow, nic, nvlink, numbers.get("jitter", 0.0), numbers.get("imbalance", 1.0), int(seed), uneven)
 
     def __str__(self) -> str:
         """Text that `parse` reads back; empty where nothing is perturbed."""
         parts = [f"{key}={entry}" for key in PLACED for entry in getattr(self, key)]
         parts += [f"jitter={self.jitter:g}"] if self.jitter else []
         parts += [f"imbalance={self.imbalance:g}"] if self.imbalance > 1 else []
+        parts += [] if self.routing == UNIFORM else [f"routing={self.routing}"]
         return ",".join([*parts, f"seed={self.seed}"] if self.seed else parts)
 
     def places(self, kind: str, count: int) -> Iterator[Degraded]:

@@ -80,6 +80,7 @@ def _signature(inputs: StepInputs, prices: PriceBook) -> tuple[object, ...]:
     pairs = tuple((where, c.strategy.name, repr(c.parameters)) for where, c in sorted(inputs.composition.pairs.items()))
     arranging = tuple((chosen.strategy.name, repr(chosen.parameters)) for chosen in inputs.composition.arranging)
     rest += (repr(inputs.composition.setting), pairs, arranging) if pairs or arranging else ()
+    rest += (inputs.composition.setting.num_queues,)
     return ("pieces", id(inputs.model), inner, job.micro_batch, job.seq_len, places, shifts, rest)
 
 

@@ -10,7 +10,6 @@ from overlapsim.cost.group_collective import GroupPlace
 from overlapsim.cost.prices import PriceBook
 from overlapsim.plan import Finding
 from overlapsim.step.inputs import StepInputs
-from overlapsim.workload.model import MoE
 from overlapsim.workload.rank_map import GroupKind, RankMap
 
 MOST_PIPELINES: Final = 16
@@ -93,8 +92,7 @@ def replicas(inputs: StepInputs) -> tuple[tuple[Replica, ...], tuple[Finding, ..
     replicas : tuple of Replica
         At least one; those that are alike once, but for jitter.
     findings : tuple of Finding
-        ``replicas_left_out`` where jitter would ask for more than `MOST_PIPELINES`, ``imbalance_not_applied`` where a
-        model has no experts to be unbalanced.
+        ``replicas_left_out`` where jitter would ask for more than `MOST_PIPELINES`.
 
     Raises
     ------
@@ -105,9 +103,6 @@ def replicas(inputs: StepInputs) -> tuple[tuple[Replica, ...], tuple[Finding, ..
     stations = _stations(inputs)
     total = num_pipelines(inputs)
     findings: tuple[Finding, ...] = ()
-    if perturbation.imbalance > 1 and not any(isinstance(layer.mlp, MoE) for layer in inputs.model.kinds):
-        message = f"imbalance={perturbation.imbalance:g} of experts: {inputs.model.name} has none"
-        findings = (Finding("imbalance_not_applied", message),)
     healthy = (HEALTHY,) * layout.pp
     perturbed = [tuple(found.get(device, HEALTHY) for device in range(layout.pp)) for found in stations.values()]
     if not perturbation.jitter:

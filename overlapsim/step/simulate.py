@@ -23,6 +23,7 @@ from overlapsim.step.findings import step_findings
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.machine import machine_prices
 from overlapsim.step.replicas import replicas
+from overlapsim.step.routed import expert_load
 from overlapsim.step.sharded import sharded_findings
 from overlapsim.workload.memory import Memory, MemoryModel
 from overlapsim.workload.model_count import step_flop_per_token
@@ -166,8 +167,8 @@ def step_seconds(inputs: StepInputs, prices: PriceBook, schedule: PipelineSchedu
 
 def step_memory(inputs: StepInputs, schedule: PipelineSchedule) -> tuple[Memory, ...]:
     """Peak memory of a GPU of each pipeline device."""
-    imbalance = inputs.perturbation.imbalance
-    model = MemoryModel(inputs.model, inputs.job, inputs.recipe, inputs.recompute, inputs.precision, imbalance)
+    load = expert_load(inputs)
+    model = MemoryModel(inputs.model, inputs.job, inputs.recipe, inputs.recompute, inputs.precision, load)
     # Parameters that stay whole over the step are those of ZeRO 2.
     layout = inputs.layout if inputs.sharded or inputs.layout.zero < 3 else replace(inputs.layout, zero=2)
     pp = schedule.num_devices

@@ -35,12 +35,21 @@ from overlapsim.workload.layout import Layout
 from overlapsim.workload.layout_rules import Job
 from overlapsim.workload.model import ModelSpec
 from overlapsim.workload.rank_map import ORDER, read_order
-from overlapsim.workload.recipe import RECIPES, parse_compress
+from overlapsim.workload.recipe import RECIPES, Recipe, parse_compress, with_dispatch
 from overlapsim.workload.recompute import Recompute
 
 
 def _composition(text: str) -> Composition:
     return composition([entry.strip() for entry in text.split(";") if entry.strip()])
+
+
+def _dispatch(text: str) -> None:
+    with_dispatch(RECIPES["modern"], text)
+
+
+def _recipe(given: Mapping[str, Any]) -> Recipe:
+    recipe = with_dispatch(RECIPES[given["recipe"]], given["dispatch"])
+    return replace(recipe, fp8=given["fp8"], compress=parse_compress(given["compress"]))
 
 
 def _counts(text: str) -> tuple[int, ...] | None:
@@ -82,6 +91,7 @@ KEYS: Final = (
     choice_key("rings", RINGS, "mirrored"),
     text_key("rank_order", "", check=read_order),
     text_key("overlap", "", check=_composition),
+    text_key("dispatch", "", check=_dispatch),
     text_key("perturb", "", check=Perturbation.parse),
     flag_key("contention", True),
     flag_key("ignore_memory", False),
@@ -121,7 +131,7 @@ def answer(
         schedule=given["schedule"],
         p2p=given["p2p"],
         recompute=Recompute.parse(given["recompute"]),
-        recipe=replace(RECIPES[given["recipe"]], fp8=given["fp8"], compress=parse_compress(given["compress"])),
+        recipe=_recipe(given),
         stack=given["stack"],
         dp_overlap=given["dp_overlap"],
         dp_sync=given["dp_sync"],

@@ -14,6 +14,7 @@ from overlapsim.workload.routing import Unit
 Dispatcher = Literal[
     "all_to_all", "all_gather", "hierarchical", "deepep", "deepep_v2", "deepep_low_latency", "hybrid_ep"
 ]
+DISPATCHERS: Final[tuple[Dispatcher, ...]] = get_args(Dispatcher)
 _METHODS: Final[Mapping[str, RouteMethod]] = {
     "hierarchical": "hierarchical",
     "deepep": "deepep",
@@ -72,7 +73,7 @@ def parse_dispatch(text: str) -> tuple[Dispatcher, DispatchOptions]:
     """
     name, _, rest = text.partition(":")
     name, values = name.strip(), dict[str, object]()
-    check_choice("dispatcher", name, get_args(Dispatcher))
+    check_choice("dispatcher", name, DISPATCHERS)
     keys = [field.name for field in fields(DispatchOptions)]
     for pair in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = (part.strip() for part in pair.partition("="))

@@ -17,6 +17,7 @@ from overlapsim.step.categories import COMPUTE_KINDS
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.perturb import Degraded, Perturbation, jitter_factors
 from overlapsim.step.replicas import HEALTHY, Station, coupled_ranks, num_pipelines, replicas
+from overlapsim.step.routed import routing_findings
 from overlapsim.step.simulate import simulate_step
 from overlapsim.workload.families import gpt
 from overlapsim.workload.layout import Layout
@@ -280,8 +281,9 @@ def test_imbalance_multiplies_the_rows_of_the_fullest_rank() -> None:
 
 
 def test_imbalance_without_experts_is_said() -> None:
-    assert [f.code for f in replicas(step(GPT, "dp=16", "imbalance=2", batch=16))[1]] == ["imbalance_not_applied"]
-    assert not replicas(step(MOE, "dp=16", "imbalance=2", batch=16))[1]
+    for asked in ("imbalance=2", "routing=zipf:1"):
+        assert [f.code for f in routing_findings(step(GPT, "dp=16", asked, batch=16))] == ["imbalance_not_applied"]
+    assert [f.code for f in routing_findings(step(MOE, "dp=16", "imbalance=2", batch=16))] == ["routing_assumed"]
 
 
 def test_a_perturbed_breakdown_sums_to_the_step() -> None:

@@ -1,0 +1,55 @@
+"""What uneven routing makes of a step: how full the fullest expert rank is, and what is believed of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from overlapsim.plan import Finding
+from overlapsim.step.inputs import StepInputs
+from overlapsim.workload.build_dispatch import fullest_share
+from overlapsim.workload.build_part import Tokens
+from overlapsim.workload.model import MoE
+
+
+def expert_load(inputs: StepInputs) -> float:
+    """Rows of the fullest expert rank over the even share of all routed copies, the most of all layers; from 1.
+
+    It sets memory too: capacity that drops below the even share frees none, since buffers are made for it.
+    """
+    perturbation, layout = inputs.perturbation, inputs.layout
+    if perturbation.routing.even:
+        return perturbation.imbalance
+    local = Tokens.of(layout, inputs.job.micro_batch, inputs.job.seq_len).local
+    shares = [
+        fullest_share(layer.mlp, layout, inputs.recipe, perturbation.routing, local)
+        for layer in inputs.model.kinds
+        if isinstance(layer.mlp, MoE)
+    ]
+    return max(1.0, *shares)
+
+
+def routing_findings(inputs: StepInputs) -> Iterator[Finding]:
+    """What of routing is assumed, or asked for and not applied.
+
+    Codes: ``routing_assumed``, ``routing_skewed``, ``imbalance_not_applied``, ``dispatch_narrowed``.
+    """
+    perturbation = inputs.perturbation
+    if not any(isinstance(layer.mlp, MoE) for layer in inputs.model.kinds):
+        if perturbation.imbalance > 1 or not perturbation.routing.even:
+            asked = f"routing={perturbation.routing}"
+            if perturbation.routing.even:
+                asked = f"imbalance={perturbation.imbalance:g}"
+            yield Finding("imbalance_not_applied", f"{asked} of experts: {inputs.model.name} has none")
+        return
+    if perturbation.routing.even:
+        yield Finding("routing_assumed", "every expert gets the same number of tokens; the fullest rank sets the pace")
+    else:
+        yield Finding(
+            "routing_skewed",
+            f"tokens go to experts by {perturbation.routing.kind}: the fullest of {inputs.layout.ep} expert ranks has "
+            f"{expert_load(inputs):.3g} times the even share, sets the pace of every layer and holds that many times "
+            "the activations of experts; that all layers are as uneven is assumed",
+        )
+    if inputs.recipe.dispatch.dtype and inputs.layout.ep * inputs.layout.etp > 1:
+        message = f"tokens go to their experts in {inputs.recipe.dispatch.dtype}: this changes results; check the loss"
+        yield Finding("dispatch_narrowed", message)
