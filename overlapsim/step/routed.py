@@ -44,9 +44,10 @@ def routing_findings(inputs: StepInputs) -> Iterator[Finding]:
     if perturbation.routing.even:
         yield Finding("routing_assumed", "every expert gets the same number of tokens; the fullest rank sets the pace")
     else:
+        placed = " (the most wanted on one rank)" if perturbation.routing.kind == "zipf" else ""
         yield Finding(
             "routing_skewed",
-            f"tokens go to experts by {perturbation.routing.kind}: the fullest of {inputs.layout.ep} expert ranks has "
+            f"tokens go to experts by {perturbation.routing.kind}{placed}: the fullest of {inputs.layout.ep} expert ranks has "
             f"{expert_load(inputs):.3g} times the even share, sets the pace of every layer and holds that many times "
             "the activations of experts; that all layers are as uneven is assumed",
         )

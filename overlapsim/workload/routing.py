@@ -23,9 +23,9 @@ MOST_EXPONENT: Final = 64.0
 class Routing:
     """Shares of the routed copies by expert.
 
-    ``zipf``: the i-th most wanted expert gets ``1 / i ** exponent`` of the first one's copies; experts are dealt to
-    ranks in that order, so that no rank has two wanted ones before every rank has one. ``counts``: tokens of each
-    expert as recorded, where it lies. A token picks different experts, so no expert gets more than one copy of each;
+    ``zipf``: the i-th most wanted expert gets ``1 / i ** exponent`` of the first one's copies; the most wanted ones
+    stand together on the first rank, which is the worst place for them. ``counts``: tokens of each expert as recorded,
+    where it lies. A token picks different experts, so no expert gets more than one copy of each;
     what is over goes to the others.
 
     Attributes
@@ -82,15 +82,15 @@ class Routing:
     def __str__(self) -> str:
         """Text that `parse` reads."""
         if self.kind == "zipf":
-            return f"zipf:{self.exponent:g}"
-        return ":".join(["counts", *(f"{count:g}" for count in self.counts)]) if self.kind == "counts" else "uniform"
+            return f"zipf:{self.exponent:.12g}"
+        return ":".join(["counts", *(f"{count:.12g}" for count in self.counts)]) if self.kind == "counts" else "uniform"
 
     @property
     def even(self) -> bool:
         """Whether every expert gets the same."""
         return self.kind == "uniform" or (self.kind == "zipf" and self.exponent == 0)
 
-    def shares(self, num_experts: int, top_k: int, ranks: int) -> FloatArray:
+    def shares(self, num_experts: int, top_k: int) -> FloatArray:
         """Share of the copies that each expert gets, by expert number; they sum to 1 and none is above 1 / `top_k`.
 
         Raises
@@ -100,17 +100,15 @@ class Routing:
 
         Examples
         --------
-        >>> Routing("zipf", 1.0).shares(4, 1, 2).round(2).tolist()
-        [0.48, 0.16, 0.24, 0.12]
+        >>> Routing("zipf", 1.0).shares(4, 1).round(2).tolist()
+        [0.48, 0.24, 0.16, 0.12]
         """
         if self.kind == "counts":
             if len(self.counts) != num_experts:
                 raise UsageError(f"{len(self.counts)} recorded counts and {num_experts} experts; expected one for each")
             wanted = np.array(self.counts)
         else:
-            # By popularity, then to the number of the expert at that place of that rank.
-            popular = np.arange(1, num_experts + 1, dtype=np.float64) ** -self.exponent
-            wanted = popular.reshape(-1, ranks).T.ravel()
+            wanted = np.arange(1, num_experts + 1, dtype=np.float64) ** -self.exponent
         return _filled(wanted / wanted.sum(), 1 / top_k)
 
     def rank_rows(
@@ -135,7 +133,7 @@ class Routing:
             keep their proportions
         """
         copies = float(tokens * top_k)
-        wanted = (copies * self.shares(num_experts, top_k, ranks)).reshape(ranks, -1)
+        wanted = (copies * self.shares(num_experts, top_k)).reshape(ranks, -1)
         if balanced:
             each = copies / ranks
             sums = wanted.sum(axis=1, keepdims=True)
