@@ -31,7 +31,7 @@ def expert_load(inputs: StepInputs) -> float:
 def routing_findings(inputs: StepInputs) -> Iterator[Finding]:
     """What of routing is assumed, or asked for and not applied.
 
-    Codes: ``routing_assumed``, ``routing_skewed``, ``imbalance_not_applied``, ``dispatch_narrowed``.
+    Codes: ``routing_assumed``, ``routing_skewed``, ``imbalance_not_applied``, ``accuracy_affecting``.
     """
     perturbation = inputs.perturbation
     if not any(isinstance(layer.mlp, MoE) for layer in inputs.model.kinds):
@@ -47,10 +47,10 @@ def routing_findings(inputs: StepInputs) -> Iterator[Finding]:
         placed = " (the most wanted on one rank)" if perturbation.routing.kind == "zipf" else ""
         yield Finding(
             "routing_skewed",
-            f"tokens go to experts by {perturbation.routing.kind}{placed}: the fullest of {inputs.layout.ep} expert ranks has "
-            f"{expert_load(inputs):.3g} times the even share, sets the pace of every layer and holds that many times "
+            f"tokens go to experts by {perturbation.routing.kind}{placed}: the fullest of {inputs.layout.ep} expert ranks "
+            f"has {expert_load(inputs):.3g} times the even share, sets the pace of every layer and holds that many times "
             "the activations of experts; that all layers are as uneven is assumed",
         )
     if inputs.recipe.dispatch.dtype and inputs.layout.ep * inputs.layout.etp > 1:
         message = f"tokens go to their experts in {inputs.recipe.dispatch.dtype}: this changes results; check the loss"
-        yield Finding("dispatch_narrowed", message)
+        yield Finding("accuracy_affecting", message)
