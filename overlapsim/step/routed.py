@@ -47,9 +47,9 @@ def routing_findings(inputs: StepInputs) -> Iterator[Finding]:
         placed = " (the most wanted on one rank)" if perturbation.routing.kind == "zipf" else ""
         yield Finding(
             "routing_skewed",
-            f"tokens go to experts by {perturbation.routing.kind}{placed}: the fullest of {inputs.layout.ep} expert ranks "
-            f"has {expert_load(inputs):.3g} times the even share, sets the pace of every layer and holds that many times "
-            "the activations of experts; that all layers are as uneven is assumed",
+            f"tokens go to experts by {perturbation.routing.kind}{placed}: the fullest of {inputs.layout.ep} expert "
+            f"ranks has {expert_load(inputs):.3g} times the even share, sets the pace of every layer and holds as much "
+            "of the activations of experts; that all layers are as uneven is assumed",
         )
     if inputs.recipe.dispatch.dtype and inputs.layout.ep * inputs.layout.etp > 1:
         message = f"tokens go to their experts in {inputs.recipe.dispatch.dtype}: this changes results; check the loss"
