@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -12,7 +13,7 @@ from overlapsim.cost.gemm import GemmCost, Tile, checked_tile, gemm_cost, lower_
 from overlapsim.cost.grouped import GroupedCost, grouped_gemm_cost
 from overlapsim.cost.price_state import PriceState
 from overlapsim.units import dtype_bytes
-from overlapsim.workload.operators import GemmOp, GroupedGemmOp
+from overlapsim.workload.operators import ADDED_BYTES, GemmOp, GroupedGemmOp
 
 # Time of a piece of a GEMM, or of another tile, over the whole's: what models of neighbouring shapes differ by
 # (hwprofiles/SOURCES.md, AIC-GEMM), and the fitted chunked rows of the FlashOverlap artifact.
@@ -52,6 +53,8 @@ class GemmPrices(PriceState):
             cost = gemm_cost(op, self._device, tile=self.tile, measured_s=self.gemm_time_s)
         else:
             cost = self._not_below_bound(op, self._vendor_model(op).scaled(self._vendor_ratio))
+        if op.adds:
+            cost = cost.scaled(self._added(op, cost.duration_s))
         return self._ends(op, cost, self._vendor_spread(cost), kernel)
 
     def kernel_gemm(
@@ -187,6 +190,17 @@ class GemmPrices(PriceState):
         """Time of a wave in which a signalled kernel only stores its tiles."""
         wave_bytes = self._device.num_sms * cost.grid.bm * cost.grid.bn * dtype_bytes(op.dtype)
         return self.overlap.epilogue_factor * wave_bytes / hbm_rate(self._device)
+
+    def _added(self, op: GemmOp, seconds: float) -> float:
+        """Time of a GEMM that adds C to an fp32 matrix over that of one which stores C.
+
+        Memory and main loop combine as the root of the sum of squares, as in the model of the plain kernel.
+        """
+        rate = hbm_rate(self._device) * self._device.kernels.hbm_efficiency
+        stored_s = (op.operand_bytes + op.output_bytes) / rate
+        added_s = stored_s + (ADDED_BYTES * op.m * op.n - op.output_bytes) / rate
+        loop_s = math.sqrt(max(0.0, seconds**2 - stored_s**2))
+        return max(1.0, math.hypot(loop_s, added_s) / seconds)
 
     def _is_measured(self, op: GemmOp) -> bool:
         return self.gemm is not None and _shape(op) == _shape(self.gemm)

@@ -141,7 +141,7 @@ def _input_gradient(r: Recorder, part: Part, name: str, linear: Linear) -> None:
 def _weight_gradient(r: Recorder, part: Part, name: str, linear: Linear, *needs: int) -> None:
     r.gemm(
         name, linear.outputs, linear.inputs, linear.rows, pass_="wgrad", dtype=part.gemm_dtype,
-        needs=needs, main=False,
+        needs=needs, main=False, adds=part.recipe.accumulation == "fused",
     )  # fmt: skip
     accumulate(r, part, name, linear.inputs * linear.outputs)
 

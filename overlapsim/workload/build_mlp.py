@@ -53,9 +53,10 @@ def _activation(part: Part, mlp: Mlp, bias: bool) -> str:
     return "bias_gelu" if bias and part.recipe.fused_bias else "gelu"
 
 
-def _dense_forward(r: Recorder, part: Part, mlp: Mlp, prefix: str) -> None:
+def _dense_forward(r: Recorder, part: Part, mlp: Mlp, prefix: str, *, joined: bool = False) -> None:
+    """A dense block; `joined` to another whose gathered rows it reads, and with whose partial sums its own go home."""
     model, layout, t = part.model, part.layout, part.tokens
-    if layout.tp > 1 and layout.sequence_parallel:
+    if layout.tp > 1 and layout.sequence_parallel and not joined:
         r.collective("all_gather", f"{prefix}fc1", part.hidden_bytes, layout.tp, group="tp")
     (up,), (down,) = part.matrices(f"{prefix}fc1"), part.matrices(f"{prefix}fc2")
     inputs, outputs = local_sizes(up, layout.tp)
@@ -66,21 +67,34 @@ def _dense_forward(r: Recorder, part: Part, mlp: Mlp, prefix: str) -> None:
         r.kernel(f"{prefix}fc1", MemoryOp("bias_add", t.rows, outputs, model.dtype))
     r.kernel(f"{prefix}act", MemoryOp(kind, t.rows, inner, model.dtype))
     r.gemm(f"{prefix}fc2", t.rows, down.outputs, inner, dtype=part.gemm_dtype)
-    reduce_output(r, part, f"{prefix}fc2")
+    if not joined:
+        reduce_output(r, part, f"{prefix}fc2")
 
 
-def _dense_backward(r: Recorder, part: Part, mlp: Mlp, prefix: str, keep: frozenset[str]) -> None:
+def _dense_backward(
+    r: Recorder, part: Part, mlp: Mlp, prefix: str, keep: frozenset[str], *, joined: bool = False
+) -> None:
     model, layout, t = part.model, part.layout, part.tokens
     (up,), (down,) = part.matrices(f"{prefix}fc1"), part.matrices(f"{prefix}fc2")
     inner, _ = local_sizes(down, layout.tp)
     inputs, outputs = local_sizes(up, layout.tp)
-    if "dgrad" in keep:
+    if "dgrad" in keep and not joined:
         gather_gradient(r, part, f"{prefix}fc2")
     gemm_backward(r, part, f"{prefix}fc2", t.rows, inner, down.outputs, keep)
     if "dgrad" in keep:
         kind = _activation(part, mlp, up.bias)
         r.kernel(f"{prefix}act", MemoryOp(kind, t.rows, inner, model.dtype, "bwd"), pass_="dgrad")
-    column_backward(r, part, f"{prefix}fc1", [Linear(t.rows, inputs, outputs, up.bias)], keep)
+    if joined:
+        gemm_backward(r, part, f"{prefix}fc1", t.rows, inputs, outputs, keep)
+    else:
+        column_backward(r, part, f"{prefix}fc1", [Linear(t.rows, inputs, outputs, up.bias)], keep)
+
+
+def _joins(part: Part, moe: MoE) -> bool:
+    """Whether shared experts read the rows that were gathered for the routed ones, and are summed with them."""
+    layout, recipe = part.layout, part.recipe
+    same_ranks = layout.tp == layout.ep * layout.etp and layout.sequence_parallel
+    return recipe.shared == "joined" and recipe.dispatcher == "all_gather" and layout.tp > 1 and same_ranks
 
 
 # Experts
@@ -96,6 +110,7 @@ def _experts_forward(r: Recorder, part: Part, moe: MoE) -> None:
     copies = sum(rows) if gathers else t.local * moe.top_k
     if gathers:
         dispatch(r, part, moe, "moe.dispatch", r.pass_, back=False)
+    gathered = r.last
     permute(r, part, moe, copies)
     if not gathers:
         dispatch(r, part, moe, "moe.dispatch", r.pass_, back=False)
@@ -109,9 +124,14 @@ def _experts_forward(r: Recorder, part: Part, moe: MoE) -> None:
     if not gathers:
         dispatch(r, part, moe, "moe.combine", r.pass_, back=True)
     unpermute(r, part, moe, copies)
+    if moe.shared is not None and _joins(part, moe):
+        routed, r.last = r.last, gathered
+        _dense_forward(r, part, moe.shared, "moe.shared.", joined=True)
+        r.also(routed)
+        r.kernel("moe.shared.fc2", MemoryOp("add", t.rows, model.hidden, model.dtype))
     if gathers:
         dispatch(r, part, moe, "moe.combine", r.pass_, back=True)
-    if moe.shared is not None:
+    if moe.shared is not None and not _joins(part, moe):
         routed, r.last = r.last, start
         _dense_forward(r, part, moe.shared, "moe.shared.")
         r.also(routed)
@@ -126,13 +146,16 @@ def _experts_backward(r: Recorder, part: Part, moe: MoE, keep: frozenset[str]) -
     dtype = part.gemm_dtype
     dgrad = "dgrad" in keep
     given, beside = r.last, list[int]()
+    gathers, joined = part.recipe.dispatcher == "all_gather", _joins(part, moe)
+    copies = sum(rows) if gathers else t.local * moe.top_k
+    if dgrad and joined:
+        dispatch(r, part, moe, "moe.combine", "dgrad", back=False)
+        given = r.last
     if moe.shared is not None:
-        _dense_backward(r, part, moe.shared, "moe.shared.", keep)
+        _dense_backward(r, part, moe.shared, "moe.shared.", keep, joined=joined)
         # Routed experts need the same gradient, and nothing of the shared ones.
         beside, r.last = r.take(), given
-    gathers = part.recipe.dispatcher == "all_gather"
-    copies = sum(rows) if gathers else t.local * moe.top_k
-    if dgrad and gathers:
+    if dgrad and gathers and not joined:
         dispatch(r, part, moe, "moe.combine", "dgrad", back=False)
     if dgrad:
         unpermute(r, part, moe, copies, "bwd")
@@ -147,6 +170,11 @@ def _experts_backward(r: Recorder, part: Part, moe: MoE, keep: frozenset[str]) -
         dispatch(r, part, moe, "moe.dispatch", "dgrad", back=True)
     if dgrad:
         permute(r, part, moe, copies, "bwd")
+    if dgrad and moe.shared is not None and joined:
+        for position in beside:
+            r.also(position)
+        beside = []
+        r.kernel("moe.shared.fc1", MemoryOp("add", t.rows, model.hidden, model.dtype), pass_="dgrad")
     if dgrad and gathers:
         dispatch(r, part, moe, "moe.dispatch", "dgrad", back=True)
     if dgrad:

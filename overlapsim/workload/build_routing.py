@@ -17,7 +17,8 @@ def gate(r: Recorder, part: Part, moe: MoE) -> None:
         r.kernel("moe.router", MemoryOp("router", tokens, moe.num_experts, dtype))
         return
     r.kernel("moe.router", MemoryOp("gating", tokens, moe.num_experts, dtype))
-    r.kernel("moe.router", MemoryOp("routing_index", tokens * part.layout.etp, moe.top_k, dtype))
+    indices = "routing_index" if part.recipe.router == "chain" else "routing_drop"
+    r.kernel("moe.router", MemoryOp(indices, tokens * part.layout.etp, moe.top_k, dtype))
 
 
 def gate_gradient(r: Recorder, part: Part, moe: MoE) -> None:

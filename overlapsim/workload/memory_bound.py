@@ -88,6 +88,9 @@ TRAFFIC: Final[dict[tuple[str, str], Traffic]] = {
     ("gating", "fwd"): Traffic(1.0, fixed_bytes=112.0, flop=14.0, kernels=14, synced=True),
     ("gating", "bwd"): Traffic(1.0, fixed_bytes=144.0, flop=18.0, kernels=18),
     ("routing_index", "fwd"): Traffic(0.0, fixed_bytes=256.0, flop=32.0, kernels=32),
+    # The same in MegaScale-MoE, which drops copies beyond a device's capacity; its code is not public, and the number of
+    # kernels is the one with which 'other' of one published row comes out (SOURCES.md, MSMOE-GATING).
+    ("routing_drop", "fwd"): Traffic(0.0, fixed_bytes=552.0, flop=69.0, kernels=69),
     # Permutation by gather and scatter_add of the framework, twice (to this rank's experts, then by expert); grid: this
     # rank's routed copies x hidden. fwd: two gathers; bwd: zeros and adds of both; weighting is a kernel, as is the sum
     # over one copy. An add reads the copy and reads and writes its place.

@@ -54,6 +54,7 @@ class GemmOp:
     m, n, k : sizes on this rank, elements
     dtype : of A, B and C
     accumulate : of the products, ``fp32`` or ``fp16``
+    adds : C is added to an fp32 matrix in memory: a weight gradient of one of several micro-batches
     """
 
     m: int
@@ -63,6 +64,7 @@ class GemmOp:
     accumulate: str = "fp32"
     name: str = "gemm"
     pass_: str = "fwd"
+    adds: bool = False
 
     def __post_init__(self) -> None:
         for dimension in ("m", "n", "k"):

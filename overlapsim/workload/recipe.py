@@ -15,7 +15,8 @@ AttentionKernel = Literal["flash", "unfused"]
 Accumulation = Literal["fused", "separate"]
 LossKernel = Literal["fused", "chain"]
 OptimizerKernel = Literal["adam", "chain"]
-RouterKernels = Literal["fused", "chain"]
+RouterKernels = Literal["fused", "chain", "drop_chain"]
+SharedExperts = Literal["own", "joined"]
 PermutationKernels = Literal["fused", "torch"]
 ExpertKernels = Literal["grouped", "looped"]
 Compress = Literal["grads-bf16", "tp-fp8", "params-fp8"]
@@ -39,7 +40,10 @@ class Recipe:
     loss : cross entropy in one kernel, or as a chain of fp32 kernels
     optimizer : one fused Adam, or unscale, norm, clip, step and cast as chains of kernels
     router : top-k, softmax, auxiliary loss and indices of routing in a few kernels, or as the framework's chain of tiny
-        ones, at whose end the host reads how many copies each expert gets
+        ones, in which the host reads how many copies each expert gets; ``drop_chain``: the longer one of MegaScale-MoE
+        with capacity and auxiliary loss of each device
+    shared : shared experts gather their input and sum their output for themselves, or are ``joined``: they read the
+        rows gathered for the routed experts of the same ranks, and one reduce-scatter takes both home
     permutation : copies of tokens are ordered by expert in one kernel each way, or by the framework's gather and
         scatter_add
     experts : GEMMs of all experts in one kernel, or ``looped``: one kernel an expert
@@ -64,6 +68,7 @@ class Recipe:
     loss: LossKernel = "fused"
     optimizer: OptimizerKernel = "adam"
     router: RouterKernels = "fused"
+    shared: SharedExperts = "own"
     permutation: PermutationKernels = "fused"
     experts: ExpertKernels = "grouped"
     dispatcher: Dispatcher = "all_to_all"
@@ -79,6 +84,7 @@ class Recipe:
         check_choice("loss", self.loss, get_args(LossKernel))
         check_choice("optimizer", self.optimizer, get_args(OptimizerKernel))
         check_choice("router", self.router, get_args(RouterKernels))
+        check_choice("shared", self.shared, get_args(SharedExperts))
         check_choice("permutation", self.permutation, get_args(PermutationKernels))
         check_choice("experts", self.experts, get_args(ExpertKernels))
         check_choice("dispatcher", self.dispatcher, get_args(Dispatcher))

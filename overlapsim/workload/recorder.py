@@ -72,9 +72,11 @@ class Recorder:
         needs: Sequence[int] | None = None,
         main: bool = True,
         dtype: str = "",
+        adds: bool = False,
     ) -> int:
         """Add a GEMM of these sizes on one rank."""
-        return self.add(GemmOp(m, n, k, dtype or self.dtype, name=name, pass_=pass_ or self.pass_), needs, main=main)
+        op = GemmOp(m, n, k, dtype or self.dtype, name=name, pass_=pass_ or self.pass_, adds=adds)
+        return self.add(op, needs, main=main)
 
     def kernel(
         self, name: str, work: Work, *, pass_: str = "", needs: Sequence[int] | None = None, main: bool = True

@@ -1,0 +1,162 @@
+"""The systems of MegaScale-MoE's evaluation as explicit settings: what each runs, and nothing else differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+from overlapsim.hardware.loading import load_cluster
+from overlapsim.plan import Finding
+from overlapsim.step.inputs import StepInputs
+from overlapsim.strategy.compose import Chosen, Composition
+from overlapsim.strategy.registry import load_strategy
+from overlapsim.workload.layout import Layout
+from overlapsim.workload.layout_rules import Job
+from overlapsim.workload.model import ModelSpec
+from overlapsim.workload.presets import load_model
+from overlapsim.workload.recipe import Recipe
+from overlapsim.workload.recompute import Recompute
+
+MODELS: Final[Mapping[str, str]] = {
+    "M1": "internal-352b",
+    "M2": "megascale-mixtral-8x7b",
+    "M3": "megascale-mixtral-8x22b",
+    "M4": "megascale-hunyuan-large",
+    "M5": "megascale-phi-3.5-moe",
+    "M6": "megascale-deepseekmoe",
+}
+"""Models of Table 2 by the paper's short names."""
+CLUSTERS: Final[Mapping[str, str]] = {"h800": "h800-sxm8", "a100": "a100-sxm8", "h20": "h20-sxm8"}
+SEQUENCE: Final = 8192
+NODE: Final = 8
+STAGES: Final = 15
+"""Pipeline stages of the 352B model."""
+STACK: Final = "megatron-2021"
+"""How every system launches kernels: eager, at the host time that published steps of one node have (LAUNCH-VTRAIN)."""
+CLOCK: Final = 0.8
+"""Clock of a long run over that of a short benchmark, of every system (hwprofiles/SOURCES.md, OVL-CLOCK)."""
+EXPERT_PAIRS: Final = (("moe.fc1", "fwd"), ("moe.fc2", "fwd"), ("moe.fc2", "dgrad"), ("moe.fc1", "dgrad"))
+ATTENTION_PAIRS: Final = (("attn.qkv", "fwd"), ("attn.out", "fwd"), ("attn.out", "dgrad"), ("attn.qkv", "dgrad"))
+
+Half = Literal["tp", "sp", "ep"]
+
+
+@dataclass(frozen=True)
+class System:
+    """One system: how a node is split, which kernels run, and what is overlapped.
+
+    Attributes
+    ----------
+    attention : ``tp`` or ``sp`` over the node
+    experts : ``tp`` or ``ep`` over the node
+    recipe : listed kernel choices
+    recompute : what backward passes rebuild
+    inter : operators are ordered, and communicate beside others
+    intra : GEMMs and their exchanges are one kernel
+    """
+
+    attention: Half
+    experts: Half
+    recipe: Recipe = field(default_factory=Recipe)
+    recompute: str = "none"
+    inter: bool = False
+    intra: bool = False
+
+    def layout(self, gpus: int, stages: int = 1) -> Layout:
+        """Its layout on so many GPUs, ``dp`` following."""
+        inner = {"tp": f"tp={NODE}", "sp": f"sp={NODE}"}[self.attention]
+        outer = f"ep={NODE},etp=1" if self.experts == "ep" else f"ep=1,etp={NODE}"
+        return Layout.parse(f"{inner},{outer},pp={stages},zero=1", gpus)
+
+    def composition(self) -> Composition:
+        """Its overlap strategies."""
+        arranging = (Chosen(load_strategy("operator_order"), {"beam": 16, "sms": 0}),) if self.inter else ()
+        pairs = {}
+        if self.intra:
+            experts, exchange = load_strategy("fused_experts"), load_strategy("fused_exchange")
+            pairs |= {where: Chosen(experts, {}) for where in EXPERT_PAIRS}
+            pairs |= {where: Chosen(exchange, {}) for where in ATTENTION_PAIRS}
+        return Composition(arranging, pairs)
+
+
+_OWN: Final = Recipe(router="drop_chain", shared="joined", dispatcher="all_gather")
+_EP: Final = replace(_OWN, dispatcher="all_to_all")
+SYSTEMS: Final[Mapping[str, System]] = {
+    # Commit f1f03922 with its gather-based dispatcher, torch permutation and one GEMM an expert (Transformer Engine).
+    "megatron-lm": System(
+        "tp", "tp", Recipe(router="chain", permutation="torch", experts="looped", dispatcher="all_gather")
+    ),
+    "baseline": System("tp", "tp", _OWN),
+    "sp-ep": System("sp", "ep", _EP),
+    "inter": System("sp", "ep", _EP, "sar", inter=True),
+    "megascale-moe": System("sp", "ep", _EP, "sar", inter=True, intra=True),
+    # Parallelism alone (Fig. 14).
+    "tp+tp": System("tp", "tp", _OWN),
+    "sp+tp": System("sp", "tp", _OWN),
+    "tp+ep": System("tp", "ep", _EP),
+    "sp+ep": System("sp", "ep", _EP),
+}
+"""Systems by name: Table 5's steps, Table 3's two ends, Fig. 14's layouts."""
+
+ASSUMED: Final = (
+    Finding(
+        "virtual_stages_assumed", "352B: one chunk a stage of four layers (no interleaving); the paper prints none"
+    ),
+    Finding("micro_batch_assumed", "micro-batches of one sequence in every system; the paper prints none"),
+    Finding(
+        "shared_expert_recovered",
+        "352B has one expert more that every token takes, in no table; tensor-parallel in TP systems, whole on each "
+        "rank's own tokens in SP systems",
+    ),
+    Finding(
+        "clock_assumed",
+        f"GEMMs of every system run at {CLOCK} of the rate of short benchmarks, as published Llama-3 training implies",
+    ),
+    Finding(
+        "gating_assumed",
+        "every system launches as many routing kernels as Megatron-LM of October 2024; the host time of a launch is "
+        "calibrated on 'other' of one row (Fig. 13, MegaScale-MoE on H800), which is not scored",
+    ),
+    Finding("compression_assumed", "no compressed communication: the paper gives no throughput with it"),
+)
+"""What no table says, the same for all systems."""
+
+
+def step_inputs(
+    system: str | System, model: str, gpus: int, batch: int, *, gpu: str = "h800", layers: int | None = None
+) -> StepInputs:
+    """A training step of a system.
+
+    Parameters
+    ----------
+    system : name in `SYSTEMS`, or the system
+    model : ``M1`` .. ``M6``; ``M1`` runs in 15 pipeline stages, unless `gpus` is one node
+    gpus, batch : GPUs, and sequences of a step
+    gpu : key of `CLUSTERS`
+    layers : of the model; all by default
+    """
+    chosen = SYSTEMS[system] if isinstance(system, str) else system
+    spec = model_spec(model, layers)
+    cluster = load_cluster(CLUSTERS[gpu])
+    cluster = cluster.with_nodes(-(-gpus // cluster.node.num_devices))
+    stages = STAGES if model == "M1" and gpus > NODE else 1
+    return StepInputs(
+        spec,
+        cluster,
+        chosen.layout(gpus, stages),
+        Job(SEQUENCE, 1, batch),
+        p2p="overlapped",
+        recompute=Recompute.parse(chosen.recompute),
+        recipe=chosen.recipe,
+        stack=STACK,
+        dp_overlap="both",
+        sustained_clock=CLOCK,
+        composition=chosen.composition(),
+    )
+
+
+def model_spec(model: str, layers: int | None = None) -> ModelSpec:
+    """A model of Table 2, with its first layers alone where `layers` is given."""
+    spec, _ = load_model(MODELS[model])
+    return spec if layers is None else replace(spec, layers=spec.layers[:layers])
