@@ -27,6 +27,8 @@ _GROUPS: Final = {
     # The gradients' norm is summed over all ranks, whatever splits them: a part of the optimizer's step.
     "world": "optimizer",
 }
+# Gradients and parameters, over whatever ranks hold them.
+_PARAMETERS: Final = ("grad.", "param.")
 
 
 @lru_cache(maxsize=4096)
@@ -39,6 +41,8 @@ def kind_of(op: str, tag: str, flow: bool) -> str:
     ('gemm', 'exposed_tp')
     """
     if flow:
+        if op.startswith(_PARAMETERS):
+            return "exposed_dp"
         group = tag.rpartition("[")[2].rstrip("]") if tag.endswith("]") else ""
         return _GROUPS.get(group) or _moved(op, group)
     if tag.startswith("wait"):

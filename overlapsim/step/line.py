@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -64,7 +65,7 @@ class Line:
             for d, at in enumerate(range(self.first_device, self.first_device + schedule.num_devices))
         ]
         self._inner_streams: dict[int, int] = {}
-        self._levels: dict[tuple[int, str], int] = {}
+        self._levels: dict[tuple[int, str], deque[int]] = defaultdict(deque)
         self._dp_streams = [builder.add_stream(priority=5, name=f"dp {d}") for d in range(schedule.num_devices)]
 
     def prices(self, device: int) -> PriceBook:
@@ -135,11 +136,8 @@ class Line:
             op=op.name,
             tag=f"{op.kind} [{op.group}]",
         )
-        # The second level of a piece takes what the first has left: inwards parameters, outwards gradients.
-        first = OUTER if op.kind == "all_gather" else INNER
-        if op.group in (INNER, OUTER) and op.group != first and (device, first) in self._levels:
-            self.builder.add_edge(self._levels[device, first], task)
-        self._levels[device, op.group] = task
+        if op.group in (INNER, OUTER):
+            self._order_levels(op, device, task)
         return task
 
     def block(self, device: int, piece: Piece, units: int, name: str) -> Block:
@@ -162,6 +160,14 @@ class Line:
         if device not in self._inner_streams:
             self._inner_streams[device] = self.builder.add_stream(priority=5, name=f"dp within {device}")
         return self._inner_streams[device]
+
+    def _order_levels(self, op: CollectiveOp, device: int, task: int) -> None:
+        """Let the second level of a piece take what the first has left: gradients go outwards, parameters inwards."""
+        first = OUTER if op.kind == "all_gather" else INNER
+        if op.group == first:
+            self._levels[device, first].append(task)
+        else:
+            self.builder.add_edge(self._levels[device, first].popleft(), task)
 
     def _units(self, device: int, stage: int) -> int:
         """Steps of a block: some for each layer where collectives start or are waited for within it."""

@@ -22,6 +22,8 @@ from overlapsim.workload.state_precision import StatePrecision, recipe_precision
 MOST_BUCKETS: Final = 32
 """Pieces of a stage's gradients that are simulated one by one; smaller buckets are joined."""
 
+CHUNKS: Final = 8
+"""Pieces of what is synchronised in two levels with nothing beside it: a level waits for an eighth of the other."""
 ROW_ELEMENTS: Final = 4096
 """Rows in which kernels over flat gradients are cut; any size of some thousand costs the same."""
 
@@ -91,7 +93,12 @@ def traffic_of(inputs: StepInputs, local: LocalParameters) -> StageTraffic:
     for parameters, name, groups in _parts(local, layout):
         size = float(parameters * width.gradient_bytes)
         split = name == "grad.dense" and two_levels(inputs)
-        pieces = _num_buckets(inputs, size, groups.ranks, chunked=split)
+        pieces = _num_buckets(inputs, size, groups.ranks)
+        if split:
+            # What goes between nodes is cut in buckets; in some, if it is large, so that both levels work at once.
+            leaving = size / layout.sp
+            chunks = math.ceil(leaving / (RANK_BUCKET_BYTES * layout.dp))
+            pieces = max(min(CHUNKS, chunks), _num_buckets(inputs, leaving, layout.dp))
         for number in range(pieces):
             done = (number + 1) / pieces if inputs.dp_overlap != "none" else 1.0
             for kind, ranks, group in _reductions(layout, groups, split=split):
@@ -106,8 +113,9 @@ def traffic_of(inputs: StepInputs, local: LocalParameters) -> StageTraffic:
                 for ranks, group in _gathers(layout, groups, split=split):
                     size = own / count / _shards_before(layout, groups, group)
                     op = CollectiveOp("all_gather", size, ranks, dtype, name, group=group)
-                    gather.append((op, number / count))
-    reduce.sort(key=lambda entry: entry[1])
+                    gather.append((op, number / count if inputs.dp_overlap == "both" else 0.0))
+    # What is ready within the node at once hides behind what leaves it: that is issued first of all that leaves.
+    reduce.sort(key=lambda entry: (entry[1], entry[0].group == OUTER))
     gather.sort(key=lambda entry: entry[1])
     return StageTraffic(tuple(reduce), tuple(gather))
 
@@ -236,11 +244,11 @@ def stream_seconds(ops: Iterable[CollectiveOp], seconds_of: Callable[[Collective
     return max(total.values(), default=0.0)
 
 
-def _num_buckets(inputs: StepInputs, size_bytes: float, ranks: int, *, chunked: bool) -> int:
-    if inputs.dp_overlap == "none" and not chunked:
+def _num_buckets(inputs: StepInputs, size_bytes: float, ranks: int) -> int:
+    if inputs.dp_overlap == "none":
         return 1
     bucket = inputs.bucket_bytes
-    if bucket == DEFAULT_BUCKET_BYTES and not chunked:
+    if bucket == DEFAULT_BUCKET_BYTES:
         bucket = max(bucket, RANK_BUCKET_BYTES * ranks)
     return max(1, min(MOST_BUCKETS, math.ceil(size_bytes / bucket)))
 
