@@ -98,7 +98,7 @@ class DispatchModel:
         self.cluster, self.route, self.place = cluster, route, place
         self.carried = carried(route, place.ranks, place.nodes)
         self._inside_ranks = max(1, round(place.ranks / place.nodes))
-        nics = place.nic_bytes_per_s or node.num_nics * node.nic_bandwidth_bytes_per_s * min(
+        nics = place.nic_bytes_per_s * place.nic_load or node.num_nics * node.nic_bandwidth_bytes_per_s * min(
             1.0, self._inside_ranks / node.num_devices
         )
         self._nic_bytes_per_s = nics / self._inside_ranks

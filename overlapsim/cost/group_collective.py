@@ -118,16 +118,12 @@ class GroupModel:
         self._fabric: FabricModel | None = None
         if self._inside is None:
             model, fit = fabric_model(cluster, place.ranks, place.nodes)
-            self._fabric = FabricModel(
-                model.parameters,
-                model.base_s,
-                model.hop_s,
-                place.ranks,
-                place.nodes,
-                place.nic_bytes_per_s,
-                place.trees,
-            )
             group = group_of(kind)
+            # An exchange is no ring: each GPU sends by its own NIC, whatever the links that rings pass in the node.
+            rate = place.nic_bytes_per_s * (place.nic_load if group == "pair" else 1.0)
+            self._fabric = FabricModel(
+                model.parameters, model.base_s, model.hop_s, place.ranks, place.nodes, rate, place.trees
+            )
             fitted = fit is not None and any(
                 name.startswith(f"{group}_") for name in fit.parameters if name in FABRIC_PARAMETERS
             )
@@ -190,7 +186,7 @@ class GroupModel:
         # Of a ring's hops only those that leave a node use its NICs, one in `ranks per node`.
         leaving = sent / max(1.0, self._fabric.ranks_per_node) * self.place.nic_load
         if group_of(self.kind) == "pair":
-            leaving = sent * self.place.nic_load
+            leaving = sent
         share = node.num_nics * node.nic_bandwidth_bytes_per_s / node.num_devices
         # What a library cannot reach is busy all the same: the capacity is one for all kinds of collective.
         leaving /= self._fabric.parameters[f"{group_of(self.kind)}_nic_efficiency"]
