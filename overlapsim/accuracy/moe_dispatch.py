@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Final
 
+from overlapsim.accuracy.moe_dispatch_cases import FINDINGS as CASE_FINDINGS
 from overlapsim.accuracy.moe_dispatch_cases import case_rows
 from overlapsim.accuracy.suite import Row
 from overlapsim.cost.collective import CollectiveModel
@@ -33,6 +34,8 @@ METHODS: Final[Mapping[str, str]] = {
     # Top-4 of the nodes is named for the first version's table alone.
     "v2": "deepep_v2:dtype=fp8,sms={sms},node_limit={nodes}",
     "low-latency": "deepep_low_latency:dtype=fp8",
+    "library": "all_to_all",
+    "hybrid": "hybrid_ep:sms={sms}",
 }
 EXCHANGE: Final = "h800-sxm8"
 TOKENS, HIDDEN, RANKS = 16384, 4096, 8
@@ -47,8 +50,8 @@ FINDINGS: Final = (
     ),
     Finding(
         "table_machine_assumed",
-        "DeepEP's second table names architectures: SM90 is taken as H100 and SM100 as B200; over the NVLink of an H800 "
-        "its 90 GB/s at 16 ranks is out of reach",
+        "DeepEP's second table names architectures: SM90 is taken as H100 and SM100 as B200; over the NVLink of an "
+        "H800 its 90 GB/s at 16 ranks is out of reach",
     ),
     Finding(
         "flight_split_assumed",
@@ -56,12 +59,17 @@ FINDINGS: Final = (
         "memory, and what is left of one row is the flight's latency",
     ),
     Finding("figure_tokens_assumed", "figure 7 does not print its tokens: 16384 are assumed; ratios do not need them"),
+    Finding(
+        "report_tokens_assumed",
+        "a report names 9164 us for the library's exchange over 64 H100 and 4626 for HybridEP, and no tokens: 4096 of "
+        "DeepSeek-V3's shape are assumed",
+    ),
 )
 
 
 def dispatch_rows() -> tuple[tuple[Row, ...], tuple[Finding, ...]]:
     """Rows of all groups, and what is believed in them."""
-    return (*_table_rows(), *_exchange_rows(), *case_rows()), FINDINGS
+    return (*_table_rows(), *_exchange_rows(), *case_rows()), (*FINDINGS, *CASE_FINDINGS)
 
 
 @cache
@@ -71,8 +79,8 @@ def published() -> tuple[Mapping[str, str], ...]:
     return tuple(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
 
 
-def predicted(table: str, cluster: str, ranks: int, sms: int, tokens: int, direction: str) -> float:
-    """What a row of the tables reads: microseconds (``low-latency``), or GB/s of one GPU, local copies counted."""
+def predicted(table: str, cluster: str, ranks: int, sms: int, tokens: int, direction: str, unit: str) -> float:
+    """What a row of the tables reads: microseconds of all kernels, or GB/s of one GPU, local copies counted."""
     model = load_preset(MODEL)
     layer = next(layer for layer in model.layers if isinstance(layer.mlp, MoE))
     moe = layer.mlp
@@ -84,7 +92,7 @@ def predicted(table: str, cluster: str, ranks: int, sms: int, tokens: int, direc
     dispatch(recorder, part, moe, "moe.combine" if back else "moe.dispatch", "fwd", back=back)
     prices = machine_prices(load_cluster(cluster).with_nodes(nodes), layout)
     operators = recorder.graph().operators
-    if table == "low-latency":
+    if unit == "us":
         return 1e6 * sum(prices.operator_s(op) for op in operators)
     (op,) = (op for op in operators if isinstance(op, CollectiveOp))
     assert op.route is not None
@@ -104,6 +112,7 @@ def _table_rows() -> Iterator[Row]:
             int(entry["sms"]),
             int(entry["tokens"]),
             entry["direction"],
+            entry["unit"],
         )
         group = f"dispatch {entry['table']}{' (fitted)' if fitted else ''}"
         yield _row(group, where, float(entry["value"]), value, entry["unit"], fitted=fitted)
@@ -117,9 +126,14 @@ def _exchange_rows() -> Iterator[Row]:
     exchange = CollectiveModel(cluster, "all_to_all", RANKS)
     gathers = {kind: CollectiveModel(cluster, kind, RANKS) for kind in GATHER_US}
     for size, seconds in zip(curve.size_bytes, curve.time_s, strict=True):
-        top_k = round(size * RANKS / gathered)
+        copies = round(size * RANKS / gathered)
         yield _row(
-            "exchange (fitted)", f"top_k={top_k}", seconds * 1e6, float(exchange.seconds(size)) * 1e6, "us", fitted=True
+            "exchange (fitted)",
+            f"top_k={copies}",
+            seconds * 1e6,
+            float(exchange.seconds(size)) * 1e6,
+            "us",
+            fitted=True,
         )
     for kind, model in gathers.items():
         seconds = float(model.seconds(gathered))
