@@ -12,9 +12,10 @@ expert runs beside dispatch and combine.
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 from typing import Final
 
-from overlapsim.strategy.ordering import arrange_by
+from overlapsim.strategy.ordering import BESIDE, arrange_by
 from overlapsim.workload.operators import CollectiveOp, GemmOp, GroupedGemmOp, KernelOp, OperatorGraph
 
 Rule = tuple[str, str, str]
@@ -45,12 +46,12 @@ BACKWARD: Final[tuple[Rule, ...]] = (
     ("moe.fc2", "wgrad", "gemm"),
     ("moe.act", "dgrad", "kernel"),
     ("moe.fc1", "dgrad", "gemm"),
-    ("moe.permute", "dgrad", "kernel"),
     ("moe.dispatch", "dgrad", "exchange"),
     ("moe.permute", "recompute", "kernel"),
     ("moe.fc1", "wgrad", "gemm"),
     ("moe.shared.fc1", "wgrad", "gemm"),
     ("attn.out", "recompute", "exchange"),
+    ("moe.permute", "dgrad", "kernel"),
     ("moe.router", "dgrad", "kernel"),
     ("moe.router", "dgrad", "gemm"),
     ("mlp.norm", "dgrad", "kernel"),
@@ -66,13 +67,14 @@ BACKWARD: Final[tuple[Rule, ...]] = (
     ("attn.qkv", "wgrad", "gemm"),
     ("attn.norm", "dgrad", "kernel"),
 )
+COMM: Final = f"{BESIDE} comm"
 BELOW: Final = (("mlp.norm", "recompute", "kernel"), ("moe.act", "recompute", "kernel"))
 """Of the layer below, rebuilt under the last exchange of the one above."""
 UNDER: Final[Rule] = ("attn.norm", "recompute", "kernel")
 
 
 def hand_made(graph: OperatorGraph, *, layers: int = 1, sms: int = 0) -> OperatorGraph:
-    """A layer's forward or backward in the authors' order, exchanges beside computation.
+    """A layer's forward or backward in the authors' order, all exchanges on one stream beside computation.
 
     Parameters
     ----------
@@ -102,7 +104,9 @@ def hand_made(graph: OperatorGraph, *, layers: int = 1, sms: int = 0) -> Operato
         rank = ranks.get(rule, last if position % size else -1)
         last = rank if rule in ranks else last if position % size else -1
         keys.append((layer - 1, ranks[UNDER], position) if layer and rule in BELOW else (layer, rank, position))
-    return arrange_by(graph, _in_turn(graph, keys), sms)
+    arranged = arrange_by(graph, _in_turn(graph, keys), sms)
+    streams = (COMM if stream.startswith(BESIDE) else stream for stream in arranged.streams)
+    return replace(arranged, streams=tuple(streams))
 
 
 def _rule(op: GemmOp | CollectiveOp | KernelOp) -> Rule:

@@ -22,7 +22,7 @@ WIDE_OPERATORS: Final = 48
 """Graphs of more operators (two layers) are searched without the widest beam, which would take a second."""
 SHARES: Final = (1.0, 0.75, 0.5, 0.375, 0.25, 0.125)
 """Of the SMs that the library's collectives take."""
-MOST_MOVES: Final = 400
+MOST_MOVES: Final = 1500
 LEAST_GAIN: Final = 1e-4
 """Of the time: a move that gains less is not worth the engine's runs behind it."""
 
@@ -184,6 +184,8 @@ class _Search:
                 yield order, {**{p: n for p, n in sms.items() if p != position}, **({position: limit} if limit else {})}
         for new in self._moved(order):
             yield new, sms
+        for new in self._swapped(order):
+            yield new, sms
 
     def _limit(self, position: int, share: float) -> int:
         return max(1, round(self.most[position] * share))
@@ -202,3 +204,18 @@ class _Search:
                         rest = [*order[:at], *order[at + 1 :]]
                         yield (*rest[:to], position, *rest[to:])
                     to += step
+
+    def _swapped(self, order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        """Orders in which two operators of a stream have changed places, where all that they need stays before them."""
+        needs: list[set[int]] = [set() for _ in order]
+        for src, dst in self.context.graph.dependencies:
+            needs[dst].add(src)
+        for first, one in enumerate(order):
+            for second in range(first + 1, len(order)):
+                other = order[second]
+                if self.streams[one] != self.streams[other]:
+                    continue
+                between = set(order[first:second])
+                if needs[other] & between or any(one in needs[p] for p in order[first + 1 : second + 1]):
+                    continue
+                yield (*order[:first], other, *order[first + 1 : second], one, *order[second + 1 :])

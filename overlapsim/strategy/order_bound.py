@@ -107,13 +107,7 @@ def order_bound_s(lines: Lines, loads: Sequence[Load] = ()) -> float:
     count = len(lines.seconds)
     if not count:
         return 0.0
-    after: list[list[int]] = [[] for _ in range(count)]
-    for position, before in enumerate(lines.before):
-        for producer in before:
-            after[producer].append(position)
-    # Positions rise along dependencies.
-    heads = _heads(lines, range(count), lines.before)
-    tails = _heads(lines, range(count - 1, -1, -1), after)
+    heads, tails = heads_and_tails(lines)
     best = max(head + seconds + tail for head, seconds, tail in zip(heads, lines.seconds, tails, strict=True))
     for line in range(len(lines.names)):
         own = [i for i in range(count) if lines.line[i] == line]
@@ -125,6 +119,17 @@ def order_bound_s(lines: Lines, loads: Sequence[Load] = ()) -> float:
             lost = [(heads[i], load.lost_s[i], tails[i]) for i in range(count) if lines.line[i] == line]
             best = max(best, _machine_s([*busy, *lost]))
     return best
+
+
+def heads_and_tails(lines: Lines) -> tuple[list[float], list[float]]:
+    """Least time before each operator starts, and after it ends, in any order."""
+    count = len(lines.seconds)
+    after: list[list[int]] = [[] for _ in range(count)]
+    for position, before in enumerate(lines.before):
+        for producer in before:
+            after[producer].append(position)
+    # Positions rise along dependencies.
+    return _heads(lines, range(count), lines.before), _heads(lines, range(count - 1, -1, -1), after)
 
 
 def _heads(lines: Lines, order: Sequence[int], before: Sequence[Sequence[int]]) -> list[float]:
