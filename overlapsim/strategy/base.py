@@ -15,7 +15,8 @@ import numpy.typing as npt
 from overlapsim.cost.prices import PriceBook
 from overlapsim.errors import StrategyError
 from overlapsim.plan import Cause, Finding
-from overlapsim.strategy.chains import Relation, nearest_collective
+from overlapsim.strategy.chains import Relation as Relation
+from overlapsim.strategy.chains import nearest_collective
 from overlapsim.strategy.parameter_words import parameter_example, parameter_words
 from overlapsim.strategy.tasks import Placement, Site
 from overlapsim.workload.operators import CollectiveOp, GemmOp, OperatorGraph
@@ -28,6 +29,7 @@ Trait = Literal[
     "split_gemm",  # cuts a GEMM into launches, each with its share of the collective
     "bulk",  # a whole collective beside a whole GEMM that needs nothing of it
     "whole_gemm",  # one GEMM launch whose tiles or waves are sent as they are done
+    "fused_experts",  # expert kernels that fetch and send their tokens themselves
     "two_batch",  # two micro-batches in turn, one computing while the other communicates
     "shared_expert",  # the experts that all tokens take beside dispatch and combine
     "expert_pair",  # forward of one micro-batch with the backward of another hides expert exchanges

@@ -10,91 +10,42 @@ A package tests its own strategy with::
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from typing import Any, Final, get_args
 
 import msgspec
 import numpy as np
 
-from overlapsim.cost.prices import PriceBook
 from overlapsim.engine import compiled, reference
 from overlapsim.engine.timeline import Timeline
 from overlapsim.errors import StrategyError
-from overlapsim.hardware.loading import load_cluster
-from overlapsim.hardware.profile import Cluster
 from overlapsim.plan import Cause
 from overlapsim.planner.bounds import lower_bound_s
 from overlapsim.planner.candidates import propose
 from overlapsim.planner.operator import build, simulate
 from overlapsim.schedule.builder import ProgramBuilder
 from overlapsim.schedule.program import BLOCKS, FLOW
-from overlapsim.strategy.base import Context, Parameters, Relation, Strategy
+from overlapsim.strategy.base import Context, Parameters, Strategy
+from overlapsim.strategy.chains import Relation, is_gemm, read_chain
 from overlapsim.strategy.compose import ArrangingStrategy, Chosen, Piece, lower
 from overlapsim.strategy.registry import load_strategy
 from overlapsim.strategy.tasks import Site
+from overlapsim.testing.cases import RANKS, Case, cases
 from overlapsim.workload.operators import (
     COMPUTE,
-    CollectiveKind,
     CollectiveOp,
     GemmOp,
+    GroupedGemmOp,
+    KernelOp,
     OperatorGraph,
-    gemm_and_collective,
-    independent_pair,
 )
 
-MACHINES: Final = ("a800-sxm8", "h100-sxm8", "rtx4090-pcie8")
-# Large, skinny, ragged and small; the last is under one wave of every GPU's tiles.
-SHAPES: Final = ((8192, 8192, 4096), (2048, 3584, 8192), (5000, 3000, 1700), (64, 1024, 512))
-KINDS: Final[dict[Relation, tuple[CollectiveKind, ...]]] = {
-    "after": ("all_reduce", "reduce_scatter", "all_to_all"),
-    "before": ("all_gather",),
-    "independent": ("all_gather", "reduce_scatter"),
-}
-RANKS: Final = 4
 MOST_POINTS: Final = 3
 CLOSE: Final = 1e-6
 
 
-@dataclass(frozen=True)
-class Case:
-    """One question: a name for reports, and the context."""
-
-    name: str
-    context: Context
-
-    def __repr__(self) -> str:
-        return self.name
-
-
 Check = Callable[[Strategy, Case], None]
-
-
-@lru_cache(maxsize=16)
-def _cluster(name: str) -> Cluster:
-    return load_cluster(name)
-
-
-def cases(strategy: Strategy) -> Iterator[Case]:
-    """Yield the questions for a strategy: layers for one that arranges graphs, pairs in its relations for others."""
-    if isinstance(strategy, ArrangingStrategy):
-        from overlapsim.testing.layers import training_layers
-
-        for machine in MACHINES[:2]:
-            graph = training_layers()
-            yield Case(f"{machine}-layers", Context(graph, PriceBook(_cluster(machine), RANKS)))
-        return
-    for machine, (m, n, k), relation in itertools.product(MACHINES, SHAPES, strategy.relations):
-        for kind in KINDS[relation]:
-            gemm = GemmOp(m, n, k)
-            prices = PriceBook(_cluster(machine), RANKS, gemm=gemm, kind=kind)
-            graph = (
-                independent_pair(gemm, kind, RANKS, float(gemm.output_bytes))
-                if relation == "independent"
-                else gemm_and_collective(gemm, kind, RANKS)
-            )
-            yield Case(f"{machine}-{kind}-{relation}-{m}x{n}x{k}", Context(graph, prices))
 
 
 def conformance(strategy: Strategy) -> list[tuple[Check, Case]]:
@@ -164,7 +115,10 @@ def check_work_conserved(strategy: Strategy, case: Case) -> None:
     """SM time covers the FLOP at the peak; links carry what the collective must move, and no more than a ring does."""
     graph, prices = case.context.graph, case.context.prices
     device = prices.cluster.device
-    flop_s = sum(op.flop / device.peak(op.dtype, op.accumulate) for op in graph.of_type(GemmOp))
+    gemms = [op.work if isinstance(op, KernelOp) else op for op in graph.operators if is_gemm(op)]
+    flop_s = sum(
+        op.flop / device.peak(op.dtype, op.accumulate) for op in gemms if isinstance(op, GemmOp | GroupedGemmOp)
+    )
     serial = build(load_strategy("serial"), case.context, {})
     gathers = any(op.kind == "all_gather" for op in graph.of_type(CollectiveOp))
     for parameters in points(strategy, case.context):
@@ -205,13 +159,14 @@ def check_dependencies(strategy: Strategy, case: Case) -> None:
     if isinstance(strategy, ArrangingStrategy):
         _check_arranged(strategy, case)
         return
-    pair = case.context.pair()
+    pair = read_chain(case.context.graph)
     if pair.relation == "independent":
         return
     for parameters in points(strategy, case.context):
         timeline = simulate(strategy, case.context, parameters, contention=False, record=True)
         p = timeline.program
-        work, flows = _gemm_tasks(timeline), _moving(p)
+        beside = {case.context.graph.operators[i].name for i in (*pair.near, *pair.far)}
+        work, flows = _gemm_tasks(timeline, beside), _moving(p)
         computed_s, arrived_s = timeline.t_end[work].max(), timeline.t_end[flows].max()
         if pair.relation == "after":
             # Rows that this rank keeps need not be sent, and may be computed last.
@@ -222,11 +177,10 @@ def check_dependencies(strategy: Strategy, case: Case) -> None:
         _check_progress(timeline, work, flows, pair.relation, pair.collective.ranks)
 
 
-def _gemm_tasks(timeline: Timeline) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Compute tasks that do the multiplication: those with most of the SM time (waiters and adds are short)."""
+def _gemm_tasks(timeline: Timeline, beside: Collection[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Compute tasks that do the multiplication: not waiters of one unit, nor the kernels `beside` it by name."""
     p = timeline.program
-    blocks = np.flatnonzero((p.kind == BLOCKS) & (p.units > 1))
-    return blocks
+    return np.flatnonzero((p.kind == BLOCKS) & (p.units > 1) & ~np.isin(np.asarray(p.op), sorted(beside)))
 
 
 def _moving(program: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -314,22 +268,24 @@ def check_composed(strategy: Strategy, case: Case) -> None:
     """Between two other operators it waits for the first, is waited for by the second, and never holds too many SMs."""
     if isinstance(strategy, ArrangingStrategy):
         return
-    pair = case.context.pair()
+    inner = case.context.graph
+    count = len(inner.operators)
     # Few SMs and a stream of its own: only the placement can order the others against it.
     side = CollectiveOp("broadcast", 2.0**20, RANKS, name="mlp.norm")
-    first, second = case.context.graph.operators
-    inner = tuple((a + 1, b + 1) for a, b in case.context.graph.dependencies)
-    heads = ((0, 1), (0, 2)) if pair.relation == "independent" else ((0, 1),)
-    streams = ("side", COMPUTE, COMPUTE, "side")
-    graph = OperatorGraph((side, first, second, side), tuple(sorted((*inner, *heads, (1, 3), (2, 3)))), streams)
+    fed = {b for _, b in inner.dependencies}
+    edges = [(a + 1, b + 1) for a, b in inner.dependencies]
+    edges += [(0, i + 1) for i in range(count) if i not in fed] + [(i + 1, count + 1) for i in range(count)]
+    streams = ("side", *(COMPUTE,) * count, "side")
+    graph = OperatorGraph((side, *inner.operators, side), tuple(sorted(edges)), streams)
+    piece = tuple(range(1, count + 1))
     for parameters in points(strategy, case.context)[:2]:
         builder = ProgramBuilder()
         context = Context(graph, case.context.prices)
-        placed = lower(context, Site(builder, context.prices), (Piece((1, 2), Chosen(strategy, parameters)),))
+        placed = lower(context, Site(builder, context.prices), (Piece(piece, Chosen(strategy, parameters)),))
         timeline = compiled.run(builder.freeze(), record=True)
         assert timeline.complete, f"{parameters}: deadlock beside other kernels"
-        assert all(placed.entries[i] and placed.exits[i] for i in range(4))
-        (head,), (tail,) = placed.exits[0], placed.entries[3]
+        assert all(placed.entries[i] and placed.exits[i] for i in range(count + 2))
+        (head,), (tail,) = placed.exits[0], placed.entries[count + 1]
         mine = np.setdiff1d(np.arange(timeline.program.num_tasks), [head, tail])
         assert timeline.t_start[mine].min() >= timeline.t_end[head], f"{parameters}: starts before its input is there"
         assert timeline.t_start[tail] >= timeline.t_end[mine].max(), f"{parameters}: is not waited for"

@@ -15,9 +15,10 @@ from overlapsim.strategy.base import (
     Strategy,
     StrategyInfo,
 )
+from overlapsim.strategy.chains import read_chain
 from overlapsim.strategy.compose import lower
 from overlapsim.strategy.tasks import Placement, Site
-from overlapsim.workload.operators import OperatorGraph
+from overlapsim.workload.operators import GemmOp, GroupedGemmOp, OperatorGraph
 
 
 class Serial(Strategy):
@@ -53,11 +54,12 @@ class Serial(Strategy):
 
     def settings(self, context: Context, parameters: Parameters) -> Mapping[str, Any]:
         """Return the collective and the types: vendor kernels choose the rest."""
-        pair = context.pair()
-        gemm, collective = pair.gemm, pair.collective
+        chain = read_chain(context.graph)
+        gemm = chain.gemm if isinstance(chain.gemm, GemmOp) else chain.gemm.work
+        assert isinstance(gemm, GemmOp | GroupedGemmOp), "chains hold one of both"
         return {
-            "collective": collective.kind,
-            "ranks": collective.ranks,
+            "collective": chain.collective.kind,
+            "ranks": chain.collective.ranks,
             "dtype": gemm.dtype,
             "accumulate": gemm.accumulate,
             "kernel": "vendor",

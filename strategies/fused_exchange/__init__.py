@@ -1,0 +1,1 @@
+"""GEMM and all-to-all in one kernel, both ways round."""

@@ -1,0 +1,1 @@
+"""Experts and the exchange of their tokens in one kernel."""
