@@ -106,6 +106,9 @@ def test_loud_findings_come_first(capsys) -> None:
         "--rings one_way",
         "--sustained-clock 0.8",
         "--no-contention",
+        "--compress grads-bf16",
+        "--compress tp-fp8",
+        "--fp8 --compress params-fp8",
         "--perturb slow=0.8@3,jitter=0.02",
         "--overlap mlp.fc2=chunked:chunks=4 --overlap attn.out=chunked:chunks=2",
     ],
@@ -118,6 +121,24 @@ def test_every_option_changes_the_step(capsys, more: str) -> None:
     else:
         assert changed["step_time_s"] != plain["step_time_s"]
     assert sum(changed["breakdown_s"].values()) == pytest.approx(changed["step_time_s"], rel=1e-9)
+
+
+def test_compression_is_said_and_refused_where_it_cannot_be(capsys) -> None:
+    found = answer(capsys, f"{SMALL} --compress grads-bf16,tp-fp8")
+    said = [entry["message"].partition(":")[0] for entry in found["findings"] if entry["code"] == "accuracy_affecting"]
+    assert said == ["grads-bf16", "tp-fp8"]
+    code, _, err = run(capsys, f"{SMALL} --compress params-fp8")
+    assert code == 2 and "expected fp8 as well" in err
+    code, _, err = run(capsys, f"{SMALL} --compress bf16")
+    assert code == 2 and "expected some of grads-bf16, tp-fp8, params-fp8" in err
+
+
+def test_copies_in_a_node_are_synchronised_there_first(capsys) -> None:
+    text = "llama3-8b --cluster h100-sxm8 --nodes 2 --layout sp=8,zero=1 --global-batch 4 --seq 4096 --recompute full"
+    levels, flat = (answer(capsys, f"{text} --dp-sync {how}") for how in ("hierarchical", "flat"))
+    assert levels["step_time_s"] < flat["step_time_s"]
+    assert levels["breakdown_s"]["exposed_dp"] < flat["breakdown_s"]["exposed_dp"]
+    assert levels["memory_bytes"] == flat["memory_bytes"]
 
 
 def test_sharded_parameters_are_hidden_by_a_strategy(capsys) -> None:
