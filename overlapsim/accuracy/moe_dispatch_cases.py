@@ -32,12 +32,13 @@ FINDINGS: Final = (
     Finding(
         "hybrid_case_without_pipeline",
         "NVIDIA-NeMo/Megatron-Bridge pull request 3561 (D02) overlaps the forward of one micro-batch with the backward "
-        "of another without a pipeline, which no schedule here has: pairs are simulated by themselves, one after another",
+        "of another without a pipeline, which no schedule here has: pairs are simulated by "
+        "themselves, one after another",
     ),
     Finding(
         "hybrid_setup_assumed",
-        "HybridEP's set-up is priced as a gather of a byte for each token and expert; what its kernels prepare besides is "
-        "left out, and its rate over NVLink is that of DeepEP's table",
+        "HybridEP's set-up is priced as a gather of a byte for each token and expert; what its kernels prepare "
+        "besides is left out, and its rate over NVLink is that of DeepEP's table",
     ),
 )
 

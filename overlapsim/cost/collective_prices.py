@@ -49,11 +49,12 @@ class CollectivePrices(PriceState):
     def best_collective_s(self, op: CollectiveOp) -> float:
         """Time of `op` by whatever moves its bytes fastest here: the library's kernel, NVLS, copies, or stores."""
         engines: tuple[Engine, ...] = ("nvls",) if op.kind in REDUCING else ("nvls", "copy_engine")
-        others = [replace(op, engine=engine) for engine in engines]
+        plain = replace(op, route=None)
+        others = [plain, *(replace(plain, engine=engine) for engine in engines)]
         times = [self.flow(op)[0], *(self.flow(other)[0] for other in others if self.refusal(other) is None)]
         node = self.cluster.node
         if op.kind in (*REDUCING, "all_to_all") and node.p2p and 1 < op.ranks <= node.num_devices:
-            gathered_s = self.copies(replace(op, kind="all_gather"), op.ranks - 1)[0] * (op.ranks - 1)
+            gathered_s = self.copies(replace(plain, kind="all_gather"), op.ranks - 1)[0] * (op.ranks - 1)
             times.append(self.stores(op).seconds + (gathered_s if op.kind == "all_reduce" else 0.0))
         return min(times)
 
