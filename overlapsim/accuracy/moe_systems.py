@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
+from overlapsim.accuracy.moe_fused import fused_pairs, worthwhile
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.plan import Finding
 from overlapsim.step.inputs import StepInputs
@@ -36,8 +37,7 @@ STACK: Final = "megatron-2021"
 """How every system launches kernels: eager, at the host time that published steps of one node have (LAUNCH-VTRAIN)."""
 CLOCK: Final = 0.8
 """Clock of a long run over that of a short benchmark, of every system (hwprofiles/SOURCES.md, OVL-CLOCK)."""
-EXPERT_PAIRS: Final = (("moe.fc1", "fwd"), ("moe.fc2", "fwd"), ("moe.fc2", "dgrad"), ("moe.fc1", "dgrad"))
-ATTENTION_PAIRS: Final = (("attn.qkv", "fwd"), ("attn.out", "fwd"), ("attn.out", "dgrad"), ("attn.qkv", "dgrad"))
+
 
 Half = Literal["tp", "sp", "ep"]
 
@@ -69,25 +69,16 @@ class System:
         outer = f"ep={NODE},etp=1" if self.experts == "ep" else f"ep=1,etp={NODE}"
         return Layout.parse(f"{inner},{outer},pp={stages},zero=1", gpus)
 
-    def composition(self) -> Composition:
-        """Its overlap strategies."""
-        arranging = (Chosen(load_strategy("operator_order"), {"beam": 16, "sms": 0}),) if self.inter else ()
-        pairs = {}
-        if self.intra:
-            experts, exchange = load_strategy("fused_experts"), load_strategy("fused_exchange")
-            pairs |= {where: Chosen(experts, {}) for where in EXPERT_PAIRS}
-            pairs |= {where: Chosen(exchange, {}) for where in ATTENTION_PAIRS}
-        return Composition(arranging, pairs)
-
 
 _OWN: Final = Recipe(router="drop_chain", shared="joined", dispatcher="all_gather")
 _EP: Final = replace(_OWN, dispatcher="all_to_all")
 SYSTEMS: Final[Mapping[str, System]] = {
     # Commit f1f03922 with its gather-based dispatcher, torch permutation and one GEMM an expert (Transformer Engine).
     "megatron-lm": System(
-        "tp", "tp", Recipe(router="chain", permutation="torch", experts="looped", dispatcher="all_gather")
+        "tp", "tp", Recipe(rope="torch", router="chain", permutation="torch", experts="looped", dispatcher="all_gather")
     ),
     "baseline": System("tp", "tp", _OWN),
+    # Up to six copies of a token are exchanged, more would be gathered (section 3.2).
     "sp-ep": System("sp", "ep", _EP),
     "inter": System("sp", "ep", _EP, "sar", inter=True),
     "megascale-moe": System("sp", "ep", _EP, "sar", inter=True, intra=True),
@@ -141,7 +132,7 @@ def step_inputs(
     cluster = load_cluster(CLUSTERS[gpu])
     cluster = cluster.with_nodes(-(-gpus // cluster.node.num_devices))
     stages = STAGES if model == "M1" and gpus > NODE else 1
-    return StepInputs(
+    inputs = StepInputs(
         spec,
         cluster,
         chosen.layout(gpus, stages),
@@ -152,8 +143,10 @@ def step_inputs(
         stack=STACK,
         dp_overlap="both",
         sustained_clock=CLOCK,
-        composition=chosen.composition(),
     )
+    arranging = (Chosen(load_strategy("operator_order"), {"beam": 16, "sms": 0}),) if chosen.inter else ()
+    pairs = worthwhile(inputs, fused_pairs(inputs), arranging) if chosen.intra else {}
+    return replace(inputs, composition=Composition(arranging, pairs))
 
 
 def model_spec(model: str, layers: int | None = None) -> ModelSpec:

@@ -32,6 +32,9 @@ MEMORY_CAPACITY: Final = 1 + 1e-9
 # Host calls of a framework's collective, each as long as a kernel's: the kernel, and the events by which its stream and
 # the one of computation wait for each other (hwprofiles/SOURCES.md, VTRAIN: layers with and without collectives).
 COLLECTIVE_CALLS: Final = 2
+# A further call from within an operator of one's own (a copy, a flag, a barrier) is an eager one (LAUNCH-EAGER): what a
+# slow framework adds to each operator it does not pay again.
+CALL_S: Final = 12e-6
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Site:
         self.prices = prices
         self.num_queues = num_queues
         self.launch_ps = ps_from_s(launch_s) if launch_s > 0 else 0
+        self.call_ps = min(self.launch_ps, ps_from_s(CALL_S))
         self._gpus: dict[int, Gpu] = {}
         self._num_groups = 0
         self._open = self._placed = 0
@@ -151,11 +155,15 @@ class Gpu:
         launches: int = 1,
         tag: str = "",
     ) -> int:
-        """Add the GEMM kernel, one unit a CTA, on at most `sms` SMs (all by default), after `launches` host calls."""
+        """Add the GEMM kernel, one unit a CTA, on at most `sms` SMs (all by default).
+
+        Of its `launches` the first is the framework's, others are calls from within the operator.
+        """
         # CTAs that share a tile run side by side: together they take what the kernel takes.
         ctas = cost.grid.num_tiles * cost.split_k
         cta_s = cost.tile_time_s if cost.split_k == 1 else cost.duration_s / -(-ctas // self.num_sms)
-        return self._blocks(op.name, tag or f"{op.pass_} gemm", ctas, cta_s, cost.demands, sms, stream, launches)
+        launch_ps = min(launches, 1) * self._site.launch_ps + max(0, launches - 1) * self._site.call_ps
+        return self._blocks(op.name, tag or f"{op.pass_} gemm", ctas, cta_s, cost.demands, sms, stream, launch_ps)
 
     def add_kernel(self, op: KernelOp, cost: Cost, *, sms: int | None = None, stream: int | None = None) -> int:
         """Add attention, a memory-bound operator or other work as waves of short CTAs on all its SMs."""
@@ -163,9 +171,8 @@ class Gpu:
         waves = min(MOST_WAVES, max(1, round(cost.duration_s / CTA_S)))
         seconds = cost.duration_s / waves
         tag = f"{op.pass_} {_class_of(op.work)}"
-        task = self._blocks(
-            op.name, tag, width * waves, seconds, cost.demands, width, stream, launches=num_kernels(op.work)
-        )
+        launch_ps = num_kernels(op.work) * self._site.launch_ps
+        task = self._blocks(op.name, tag, width * waves, seconds, cost.demands, width, stream, launch_ps)
         if self._site.launch_ps and is_synced(op.work):
             self.builder.add_edge(task, self.builder.add_host(unit_ps=0, host=self.device, op=op.name, tag="sync"))
         return task
@@ -204,7 +211,7 @@ class Gpu:
             group=group,
             pool=pool,
             units=units,
-            launches=COLLECTIVE_CALLS,
+            launch_ps=COLLECTIVE_CALLS * self._site.launch_ps,
             op=op.name,
             tag=(tag or f"{op.pass_} {op.kind}") + (f" [{op.group}]" if op.group else ""),
         )
@@ -220,6 +227,7 @@ class Gpu:
         pool: int | None = None,
         units: int = 1,
         launches: int = 1,
+        launch_ps: int | None = None,
         op: str = "",
         tag: str = "",
     ) -> int:
@@ -229,7 +237,8 @@ class Gpu:
         ----------
         duration_s, demands : of all units together
         sms : held while it runs; 1 with the pool of a copy engine
-        launches : host calls that it takes (a copy and the flag behind it are two)
+        launches : host calls that it takes (a copy and the flag behind it are two), from within an operator
+        launch_ps : host time, where it is no multiple of such calls
         """
         demands = tuple(demands)
         task = self.builder.add_flow(
@@ -240,7 +249,7 @@ class Gpu:
             sm=sms,
             group=group,
             host=self.device,
-            launch_ps=launches * self._site.launch_ps,
+            launch_ps=launches * self._site.call_ps if launch_ps is None else launch_ps,
             demands=self._per_unit(demands, units),
             op=op,
             tag=tag,
@@ -291,7 +300,7 @@ class Gpu:
         demands: Iterable[Demand],
         sms: int | None,
         stream: int | None,
-        launches: int = 1,
+        launch_ps: int,
     ) -> int:
         # Costs name the HBM of device 0; the kernel reads its own.
         own = (Demand(d.resource.replace("[0]", f"[{self.device}]"), d.amount, d.capacity) for d in demands)
@@ -302,7 +311,7 @@ class Gpu:
             unit_ps=ps_from_s(unit_s),
             sm=self.num_sms if sms is None else sms,
             host=self.device,
-            launch_ps=launches * self._site.launch_ps,
+            launch_ps=launch_ps,
             demands=self._per_unit(own, units),
             op=op,
             tag=tag,

@@ -90,7 +90,7 @@ def attention_forward(r: Recorder, part: Part) -> None:
         qkv_columns += outputs if matrix.rows == "token" else 0
     rotated = _rotated_columns(attention, tp)
     if model.positions == "rotary" and rotated:
-        r.kernel("attn.rope", MemoryOp("rope", t.rows, rotated, model.dtype))
+        r.kernel("attn.rope", MemoryOp(part.rope_kind, t.rows, rotated, model.dtype))
     if part.recipe.attention == "unfused":
         r.kernel("attn.core", MemoryOp("transpose", t.rows, _context_columns(attention, tp), model.dtype))
     ring = _into_heads(r, part, r.pass_)
@@ -133,7 +133,7 @@ def attention_backward(r: Recorder, part: Part, *, keep: frozenset[str]) -> None
             r.kernel("attn.core", MemoryOp("transpose", 2 * t.rows, columns, model.dtype), pass_="dgrad")
         rotated = _rotated_columns(attention, tp)
         if model.positions == "rotary" and rotated:
-            r.kernel("attn.rope", MemoryOp("rope", t.rows, rotated, model.dtype, "bwd"), pass_="dgrad")
+            r.kernel("attn.rope", MemoryOp(part.rope_kind, t.rows, rotated, model.dtype, "bwd"), pass_="dgrad")
     linears = []
     for matrix in reversed(part.matrices("attn.qkv")):
         inputs, outputs = local_sizes(matrix, tp)

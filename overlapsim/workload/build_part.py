@@ -75,6 +75,11 @@ class Part:
         return float(self.tokens.rows * self.model.hidden * self.element_bytes)
 
     @property
+    def rope_kind(self) -> str:
+        """Memory-bound operator that rotates queries and keys."""
+        return "rope" if self.recipe.rope == "fused" else "torch_rope"
+
+    @property
     def reduction(self) -> CollectiveKind:
         """Collective that sums a tensor-parallel group's partial results."""
         return "reduce_scatter" if self.layout.sequence_parallel else "all_reduce"

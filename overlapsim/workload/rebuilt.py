@@ -10,7 +10,7 @@ from overlapsim.workload.memory_bound import MemoryOp
 from overlapsim.workload.operators import CollectiveOp, GemmOp, GroupedGemmOp, KernelOp, Operator, OperatorGraph
 
 MOVES: Final = frozenset(
-    {"rope", "moe_permute", "moe_unpermute", "torch_permute", "torch_unpermute", "transpose"}
+    {"rope", "torch_rope", "moe_permute", "moe_unpermute", "torch_permute", "torch_unpermute", "transpose"}
 )
 """Memory-bound kernels that are linear: their backward reads gradients alone, so a reader is looked for behind them."""
 ROUTER: Final = "moe.router"

@@ -15,6 +15,7 @@ AttentionKernel = Literal["flash", "unfused"]
 Accumulation = Literal["fused", "separate"]
 LossKernel = Literal["fused", "chain"]
 OptimizerKernel = Literal["adam", "chain"]
+RopeKernels = Literal["fused", "torch"]
 RouterKernels = Literal["fused", "chain", "drop_chain"]
 SharedExperts = Literal["own", "joined"]
 PermutationKernels = Literal["fused", "torch"]
@@ -39,6 +40,7 @@ class Recipe:
     accumulation : weight gradients are added to the main gradient by their GEMM (``fused``) or by another kernel
     loss : cross entropy in one kernel, or as a chain of fp32 kernels
     optimizer : one fused Adam, or unscale, norm, clip, step and cast as chains of kernels
+    rope : queries and keys are rotated in one kernel, or by the framework's chain (halves, products, sums)
     router : top-k, softmax, auxiliary loss and indices of routing in a few kernels, or as the framework's chain of tiny
         ones, in which the host reads how many copies each expert gets; ``drop_chain``: the longer one of MegaScale-MoE
         with capacity and auxiliary loss of each device
@@ -67,6 +69,7 @@ class Recipe:
     accumulation: Accumulation = "fused"
     loss: LossKernel = "fused"
     optimizer: OptimizerKernel = "adam"
+    rope: RopeKernels = "fused"
     router: RouterKernels = "fused"
     shared: SharedExperts = "own"
     permutation: PermutationKernels = "fused"
@@ -83,6 +86,7 @@ class Recipe:
         check_choice("accumulation", self.accumulation, get_args(Accumulation))
         check_choice("loss", self.loss, get_args(LossKernel))
         check_choice("optimizer", self.optimizer, get_args(OptimizerKernel))
+        check_choice("rope", self.rope, get_args(RopeKernels))
         check_choice("router", self.router, get_args(RouterKernels))
         check_choice("shared", self.shared, get_args(SharedExperts))
         check_choice("permutation", self.permutation, get_args(PermutationKernels))
