@@ -265,7 +265,9 @@ def _items(graph: OperatorGraph, pieces: Sequence[Piece], owner: Mapping[int, in
         for other in before:
             followers[other].append(item)
     waiting = {item: len(before) for item, before in needs.items()}
-    ready = [(item[-1], item) for item, count in waiting.items() if not count]
+    # A piece is issued where its GEMM stands: what goes along may stand behind operators that need nothing of it.
+    place = {item: max((i for i in item if is_gemm(graph.operators[i])), default=item[-1]) for item in needs}
+    ready = [(place[item], item) for item, count in waiting.items() if not count]
     heapq.heapify(ready)
     done = 0
     while ready:
@@ -275,7 +277,7 @@ def _items(graph: OperatorGraph, pieces: Sequence[Piece], owner: Mapping[int, in
         for other in followers[item]:
             waiting[other] -= 1
             if not waiting[other]:
-                heapq.heappush(ready, (other[-1], other))
+                heapq.heappush(ready, (place[other], other))
     if done < len(needs):
         stuck = next(item for item, count in waiting.items() if count and len(item) > 1)
         names = " and ".join(f"{graph.operators[i].name} {graph.operators[i].pass_}" for i in stuck)

@@ -36,7 +36,7 @@ from overlapsim.workload.memory_bound import MemoryOp
 from overlapsim.workload.operators import GemmOp, KernelOp, OperatorGraph
 
 KINDS: Final[Mapping[Relation, tuple[Any, ...]]] = {"after": ("all_to_all",), "before": ("all_to_all",)}
-ELEMENT_WISE: Final = ("rope", "bias_add")
+ELEMENT_WISE: Final = ("rope", "torch_rope", "bias_add")
 """Kernels that cost the same on either side of an exchange of sequence for heads: all elements, each once."""
 KERNELS: Final = 2
 
@@ -59,8 +59,9 @@ class FusedExchange(Strategy):
     )
 
     def piece(self, graph: OperatorGraph, gemm: int, taken: Collection[int] = ()) -> tuple[int, ...] | None:
-        """Return GEMM, all_to_all and the element-wise kernels between them."""
-        if not isinstance(graph.operators[gemm], GemmOp):
+        """Return GEMM, all_to_all and the element-wise kernels between them; a weight gradient sums over all rows."""
+        op = graph.operators[gemm]
+        if not isinstance(op, GemmOp) or op.pass_ == "wgrad":
             return None
         return find_chain(graph, gemm, KINDS, near=_element_wise, far=lambda op: False, taken=taken)
 

@@ -25,9 +25,11 @@ NAME: Final = "fused_experts"
 Size = Annotated[int, Meta(ge=1, le=65536)]
 Count = Annotated[int, Meta(ge=1, le=4096)]
 Sms = Annotated[int, Meta(ge=0, le=4096)]
-Order = Literal["ranks", "columns"]
+Order = Literal["ranks", "experts", "columns"]
 TILES: Final = ((128, 256), (128, 128), (64, 256), (64, 128))
 INDEX_BYTES: Final = 4
+PIECES: Final = 32
+"""Pieces of an exchange that goes expert by expert: fine enough for any number of rows."""
 ROW_MOVES: Final = (
     *(("moe_permute", "fwd"), ("moe_permute", "bwd"), ("moe_unpermute", "fwd")),
     *(("torch_permute", "fwd"), ("torch_permute", "bwd"), ("torch_unpermute", "fwd")),
@@ -42,7 +44,8 @@ class FusedExpertsParameters:
     """Tile (BM, BN), stages of the tile order, SMs that only communicate, the order, and the template.
 
     ``ranks``: tokens of an expert stand by the rank that they come from (or go to), and a stage is the tiles of a few
-    ranks; ``columns`` (behind the GEMM only): a stage is a panel of columns of all experts, as COMET cuts it.
+    ranks; ``experts`` (all_to_all only): a stage is a few experts, whose tokens all ranks exchange before others';
+    ``columns`` (behind the GEMM only): a stage is a panel of columns of all experts, as COMET cuts it.
     ``comm_sms`` of 0 leaves gathers to copy engines.
     """
 
@@ -61,10 +64,12 @@ class Stages:
     ----------
     work : a product for each stretch of an expert's tiles: its weights (or, by columns, rows) are read again for each
     tiles : of each stage
+    share : of all rows (or columns) that is done after each stage
     """
 
     work: GroupedGemmOp
     tiles: tuple[int, ...]
+    share: tuple[float, ...]
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -90,29 +95,38 @@ def work_of(chain: Chain) -> GroupedGemmOp:
     return chain.gemm.work
 
 
+def most_stages(work: GroupedGemmOp, ranks: int, order: Order, bn: int) -> int:
+    """Stages that an order has at most."""
+    if order == "columns":
+        return -(-work.n // bn)
+    return ranks if order == "ranks" else sum(count > 0 for count in work.rows)
+
+
 def staged(work: GroupedGemmOp, chain: Chain, parameters: Mapping[str, Any]) -> Stages:
     """Cut the tiles of all experts into stages.
 
-    A tile belongs to the stage of the last rank that it has rows of in front of the exchange's consumer, and of the
-    first behind the GEMM: rows of an expert are spread evenly over ranks.
+    By ranks, a tile belongs to the stage of the last rank that it has rows of in front of the GEMM, and of the first
+    behind it: rows of an expert are spread evenly over ranks.
 
     Raises
     ------
     StrategyError
-        If there are more stages than ranks (or columns of tiles).
+        If there are more stages than the order has.
     """
     (bm, bn), stages, order = tuple(parameters["tile"]), int(parameters["stages"]), parameters.get("order", "ranks")
-    most = -(-work.n // bn) if order == "columns" else chain.collective.ranks
+    most = most_stages(work, chain.collective.ranks, order, bn)
     if not 1 <= stages <= most:
-        what = "columns of tiles" if order == "columns" else "ranks"
-        raise StrategyError(f"stages is {stages}; expected 1 to {most}, the number of {what}")
+        raise StrategyError(f"stages is {stages}; expected 1 to {most} in the order of {order}")
+    rows, evenly = [count for count in work.rows if count], tuple((stage + 1) / stages for stage in range(stages))
     if order == "columns":
         panel = -(-work.n // stages)
-        rows = tuple(count for count in work.rows if count)
         each = sum(-(-count // bm) for count in rows) * -(-panel // bn)
-        return Stages(replace(work, rows=rows * stages, n=panel), (each,) * stages)
+        return Stages(replace(work, rows=tuple(rows * stages), n=panel), (each,) * stages, evenly)
     products: list[list[int]] = [[] for _ in range(stages)]
-    for count in filter(None, work.rows):
+    for number, count in enumerate(rows):
+        if order == "experts":
+            products[number * stages // len(rows)].append(count)
+            continue
         own = [0] * stages
         for first in range(0, count, bm):
             last = min(count, first + bm)
@@ -122,7 +136,9 @@ def staged(work: GroupedGemmOp, chain: Chain, parameters: Mapping[str, Any]) -> 
             products[stage].append(rows_there)
     across = -(-work.n // bn)
     tiles = tuple(sum(-(-count // bm) for count in stage) * across for stage in products)
-    return Stages(replace(work, rows=tuple(count for stage in products for count in stage if count)), tiles)
+    done = itertools.accumulate(sum(stage) / sum(rows) for stage in products)
+    share = tuple(done) if order == "experts" else evenly
+    return Stages(replace(work, rows=tuple(count for stage in products for count in stage if count)), tiles, share)
 
 
 def kernel_of(prices: PriceBook, stages: Stages, parameters: Mapping[str, Any]) -> GroupedCost:
@@ -148,15 +164,28 @@ def checked_sms(prices: PriceBook, chain: Chain, parameters: Mapping[str, Any]) 
     Raises
     ------
     StrategyError
-        If none is left for the GEMM, if none is given where copy engines cannot do it, or the order is not to be had.
+        If none is left for the GEMM, none is given where copy engines cannot do it, or the order is not to be had.
     """
     sms, most = int(parameters["comm_sms"]), prices.cluster.device.num_sms - 1
     least = 0 if by_copies(chain) else 1
     if not least <= sms <= most:
         raise StrategyError(f"comm_sms is {sms} with {chain.collective.kind}; expected {least} to {most}")
-    if chain.relation == "before" and parameters.get("order", "ranks") == "columns":
-        raise StrategyError("order is columns before the GEMM, where every column needs all rows; expected ranks")
+    order, known = parameters.get("order", "ranks"), orders(chain)
+    if order not in known:
+        raise StrategyError(
+            f"order is {order} with {chain.collective.kind} {chain.relation} the GEMM; expected {known}"
+        )
     return sms
+
+
+def orders(chain: Chain) -> tuple[Order, ...]:
+    """Orders of tiles that are to be had.
+
+    Every column needs all rows in front, sums over a rank's experts need all of them, and gathers bring whole ranks.
+    """
+    by_expert: tuple[Order, ...] = ("experts",) if chain.collective.kind == "all_to_all" else ()
+    by_column: tuple[Order, ...] = ("columns",) if chain.relation == "after" else ()
+    return ("ranks", *by_expert, *by_column)
 
 
 def by_copies(chain: Chain) -> bool:
@@ -165,10 +194,11 @@ def by_copies(chain: Chain) -> bool:
 
 
 def num_pieces(chain: Chain, parameters: Mapping[str, Any]) -> int:
-    """Pieces that arrive, or are sent, one after another: a rank's each, or a panel's."""
-    if parameters.get("order", "ranks") == "columns":
-        return int(parameters["stages"])
-    return chain.collective.ranks - 1
+    """Pieces that arrive, or are sent, one after another: a rank's each, a panel's, or a part of all."""
+    order = parameters.get("order", "ranks")
+    if order == "ranks":
+        return chain.collective.ranks - 1
+    return PIECES if order == "experts" else int(parameters["stages"])
 
 
 def moving_price(
@@ -186,19 +216,20 @@ def moving_price(
     return comm_ctas(prices, op, parameters["comm_sms"], mechanism(device_spec), read_bytes=sent, device=device)
 
 
-def arrivals(chain: Chain, stages: Stages) -> list[int]:
-    """Pieces of other ranks that must be there for each stage in front of the GEMM; own rows are."""
-    ranks, count = chain.collective.ranks, len(stages.tiles)
-    return [max(0, math.ceil(round(ranks * (stage + 1) / count - 1, 9))) for stage in range(count)]
+def arrivals(chain: Chain, stages: Stages, parameters: Mapping[str, Any]) -> list[int]:
+    """Pieces that must be there for each stage in front of the GEMM: by ranks, own rows are."""
+    pieces, ranks = num_pieces(chain, parameters), chain.collective.ranks
+    if parameters.get("order", "ranks") == "ranks":
+        return [max(0, math.ceil(round(ranks * share - 1, 9))) for share in stages.share]
+    return [math.ceil(round(pieces * share, 9)) for share in stages.share]
 
 
-def departures(stages: Stages, pieces: int, ranks: int, order: Order) -> list[int]:
-    """Tiles that must be done before each piece can be sent behind the GEMM; the own rank's rows come last."""
-    ends = stages.ends
-    if order == "columns":
-        return list(ends)
-    count = len(ends)
-    return [ends[min(count - 1, math.ceil(round((piece + 1) * count / ranks, 9)) - 1)] for piece in range(pieces)]
+def departures(chain: Chain, stages: Stages, parameters: Mapping[str, Any]) -> list[int]:
+    """Tiles that must be done before each piece can be sent behind the GEMM; by ranks, own rows come last."""
+    pieces = num_pieces(chain, parameters)
+    whole = chain.collective.ranks if parameters.get("order", "ranks") == "ranks" else pieces
+    first = (sum(share < (piece + 1) / whole - 1e-9 for share in stages.share) for piece in range(pieces))
+    return [stages.ends[stage] for stage in first]
 
 
 def closed_form_s(prices: PriceBook, chain: Chain, parameters: Mapping[str, Any]) -> float:
@@ -212,10 +243,10 @@ def closed_form_s(prices: PriceBook, chain: Chain, parameters: Mapping[str, Any]
         piece_s = prices.copies(as_copies(chain.collective), pieces)[0]
     if chain.relation == "before":
         done_s = 0.0
-        for needed, tiles in zip(arrivals(chain, stages), stages.tiles, strict=True):
+        for needed, tiles in zip(arrivals(chain, stages, parameters), stages.tiles, strict=True):
             done_s = max(done_s, needed * piece_s) + tiles / left * kernel.tile_time_s
         return max(done_s, whole_waves(stages.ends[-1], left) * kernel.tile_time_s)
     sent_s = 0.0
-    for done in departures(stages, pieces, chain.collective.ranks, parameters.get("order", "ranks")):
+    for done in departures(chain, stages, parameters):
         sent_s = max(sent_s, whole_waves(done, left) * kernel.tile_time_s) + piece_s
     return max(sent_s, whole_waves(stages.ends[-1], left) * kernel.tile_time_s)

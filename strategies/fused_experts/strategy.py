@@ -14,8 +14,10 @@ from overlapsim.strategies.fused_experts.kernel import (
     closed_form_s,
     goes_along,
     kernel_of,
+    most_stages,
     moves_rows,
     num_pieces,
+    orders,
     staged,
     work_of,
 )
@@ -43,7 +45,7 @@ KINDS: Final[Mapping[Relation, tuple[CollectiveKind, ...]]] = {
     "after": ("reduce_scatter", "all_to_all"),
 }
 KERNELS: Final = 2
-PANELS: Final = (4, 8, 16)
+PANELS: Final = (2, 4, 8, 16)
 
 
 class FusedExperts(Strategy):
@@ -68,8 +70,9 @@ class FusedExperts(Strategy):
     )
 
     def piece(self, graph: OperatorGraph, gemm: int, taken: Collection[int] = ()) -> tuple[int, ...] | None:
-        """Return the experts, the collective beside them, and the kernels that order their tokens."""
-        if not is_grouped(graph.operators[gemm]):
+        """Return experts, the collective beside them, and what orders tokens; a weight gradient sums over all rows."""
+        op = graph.operators[gemm]
+        if not is_grouped(op) or op.pass_ == "wgrad":
             return None
         return find_chain(graph, gemm, KINDS, near=goes_along, far=moves_rows, taken=taken)
 
@@ -106,14 +109,14 @@ class FusedExperts(Strategy):
         tiles = tuple(candidates(prices, work)[:KERNELS])
         whole = staged(work, chain, {"tile": tiles[0], "stages": 1})
         sms = ((0,) if by_copies(chain) else ()) + reserves(whole.ends[-1], num_sms)
-        by_rank = tuple(dict.fromkeys(-(-ranks // parts) for parts in (1, 2, 4)))
-        grid: dict[str, tuple[Any, ...]] = {"tile": tiles, "stages": by_rank, "comm_sms": sms}
-        if chain.relation == "after":
-            grid["order"] = ("ranks", "columns")
-            grid["stages"] = tuple(dict.fromkeys((*by_rank, *PANELS)))
+        known = orders(chain)
+        counts = [-(-ranks // parts) for parts in (1, 2, 4)] + [stages for stages in PANELS if len(known) > 1]
+        grid: dict[str, tuple[Any, ...]] = {"tile": tiles, "stages": tuple(dict.fromkeys(counts)), "comm_sms": sms}
+        if len(known) > 1:
+            grid["order"] = known
 
         def screen(point: Parameters) -> float:
-            most = ranks if point.get("order", "ranks") == "ranks" else -(-work.n // point["tile"][1])
+            most = most_stages(work, ranks, point.get("order", "ranks"), point["tile"][1])
             return closed_form_s(prices, chain, point) if point["stages"] <= most else float("inf")
 
         return ParameterSpace(grid, screen=screen)

@@ -64,7 +64,7 @@ def fetch_then_multiply(gpu: Gpu, context: Context, chain: Chain, parameters: Ma
     )
     builder.add_edge(there, multiply, lag_ps=lag_ps(prices.signal_wait_s))
     starts = [0, *stages.ends[:-1]]
-    for needed, unit, tiles in zip(arrivals(chain, stages), starts, stages.tiles, strict=True):
+    for needed, unit, tiles in zip(arrivals(chain, stages, parameters), starts, stages.tiles, strict=True):
         if needed and tiles:
             source, done = sources[needed - 1]
             builder.add_edge(source, multiply, src_units=done, dst_unit=unit, lag_ps=lag_ps(prices.flag_s))
@@ -92,9 +92,10 @@ def multiply_then_send(gpu: Gpu, context: Context, chain: Chain, parameters: Map
     flow = gpu.add_transfer(
         seconds, demands, sms=sms, units=pieces, launches=0, op=op.name, tag=f"{op.pass_} {op.kind} by {sms} SMs"
     )
-    needed = departures(stages, pieces, op.ranks, parameters.get("order", "ranks"))
-    for piece, tiles in enumerate(needed):
-        builder.add_edge(multiply, flow, src_units=tiles, dst_unit=piece, lag_ps=lag_ps(prices.flag_s))
+    for piece, tiles in enumerate(departures(chain, stages, parameters)):
+        # Thread blocks that communicate start with the kernel: they hold no SM of one that runs before it.
+        unit = piece if piece else -1
+        builder.add_edge(multiply, flow, src_units=tiles, dst_unit=unit, lag_ps=lag_ps(prices.flag_s))
     last = add_barrier(gpu, op, "wait for parts of all")
     builder.add_edge(multiply, last)
     done: dict[int, int] = {}
