@@ -116,7 +116,10 @@ class Line:
     # What the step adds
 
     def collective(self, op: CollectiveOp, device: int, group: int = -1) -> int:
-        """Add a collective of the data-parallel groups of one device; of a `group`, it waits for other pipelines."""
+        """Add a collective of the data-parallel groups of one device; of a `group`, it waits for other pipelines.
+
+        Copies within a node are of one pipeline: their steps wait for no other.
+        """
         prices = self.prices(device)
         seconds, demands = prices.flow(op)
         # What a rank does itself to what is sent and received is a part of the collective: it waits for either end.
@@ -131,7 +134,7 @@ class Line:
             units=units,
             unit_ps=ps_from_s(seconds / units),
             sm=min(prices.comm_sms(op.kind), self.inputs.cluster.device.num_sms - 1),
-            group=group,
+            group=-1 if op.group == INNER else group,
             demands={name: amount / units for name, amount in self._resources(demands, device, device).items()},
             op=op.name,
             tag=f"{op.kind} [{op.group}]",

@@ -11,6 +11,7 @@ from overlapsim.cost.memory_bound import memory_cost
 from overlapsim.cost.structural import bus_factor
 from overlapsim.errors import UsageError
 from overlapsim.step.compressed import compression_findings
+from overlapsim.step.perturb import Perturbation
 from overlapsim.step.simulate import step_prices
 from overlapsim.step.synchronisation import INNER, OUTER, two_levels
 from overlapsim.step.traffic import StageTraffic, local_work, stage_traffic, stream_seconds
@@ -90,6 +91,18 @@ def test_levels_follow_each_other_piece_by_piece(overlap: str) -> None:
         (i, o) for i in inner for o in outer if line.t_start[i] < line.t_end[o] and line.t_start[o] < line.t_end[i]
     ]
     assert together
+
+
+def test_steps_within_a_node_wait_for_no_other_pipeline() -> None:
+    slow = Perturbation.parse("slow=0.7@3")
+    result = run(ask(MIXTRAL, "sp=8,ep=8,dp=2,zero=1", 16, perturbation=slow))
+    program, line = result.program.program, result.timeline
+    inner = [t for t in range(program.num_tasks) if program.tag[t] == f"reduce_scatter [{INNER}]"]
+    outer = [t for t in range(program.num_tasks) if program.tag[t] == f"reduce_scatter [{OUTER}]"]
+    by_device = {device: [t for t in inner if result.program.device[t] == device] for device in (0, 1)}
+    first, second = (line.t_start[tasks].min() for tasks in by_device.values())
+    assert first != second
+    assert line.t_start[outer].min() >= max(first, second)
 
 
 def test_two_levels_are_faster_than_one_group() -> None:
