@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from overlapsim.units import dtype_bytes
 from overlapsim.workload.build_dispatch import dispatch, expert_rows
 from overlapsim.workload.build_linear import (
     Linear,
@@ -187,13 +188,19 @@ def _experts_backward(r: Recorder, part: Part, moe: MoE, keep: frozenset[str]) -
 def _grouped_backward(
     r: Recorder, part: Part, name: str, rows: tuple[int, ...], n: int, k: int, dtype: str, keep: frozenset[str]
 ) -> None:
-    """Two grouped GEMMs; the weight gradient's products share a depth of one expert's rows."""
+    """Two grouped GEMMs; the weight gradient's products share a depth, the mean of the busy experts' rows.
+
+    Rows are the slow axis of both its operands, so an odd number of them leaves no row unaligned: the depth is one of
+    whole 16 bytes.
+    """
     given, looped = r.last, part.recipe.experts == "looped"
     if "dgrad" in keep:
         r.kernel(name, GroupedGemmOp(rows, k, n, dtype, looped=looped), pass_="dgrad")
     if "wgrad" in keep:
-        depth = max(1, round(sum(rows) / max(1, len(rows))))
+        busy = sum(1 for count in rows if count)
+        whole = round(16 / dtype_bytes(dtype))
+        depth = max(1, round(sum(rows) / busy / whole)) * whole
         adds = part.recipe.accumulation == "fused"
-        work = GroupedGemmOp((n,) * len(rows), k, depth, dtype, adds=adds, looped=looped)
+        work = GroupedGemmOp((n,) * busy, k, depth, dtype, adds=adds, looped=looped)
         r.kernel(name, work, pass_="wgrad", needs=[given], main=False)
         accumulate(r, part, name, len(rows) * n * k)
