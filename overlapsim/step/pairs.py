@@ -46,6 +46,35 @@ def paired(forward: OperatorGraph, backward: OperatorGraph, seconds: Callable[[O
     return OperatorGraph(operators, tuple(dependencies), streams)
 
 
+def side_by_side(forward: OperatorGraph, backward: OperatorGraph) -> OperatorGraph:
+    """Both graphs in one, one behind the other, neither waiting for the other: for whoever orders them."""
+    size = len(forward.operators)
+    both = ((graph, position) for graph in (forward, backward) for position in range(len(graph.operators)))
+    return OperatorGraph(
+        (*forward.operators, *backward.operators),
+        (*forward.dependencies, *((src + size, dst + size) for src, dst in backward.dependencies)),
+        tuple(graph.stream_of(position) for graph, position in both),
+    )
+
+
+def parted(graph: OperatorGraph) -> tuple[OperatorGraph, OperatorGraph] | None:
+    """The forward and the backward of which a graph consists; None where it is no such pair.
+
+    Examples
+    --------
+    >>> from overlapsim.workload.operators import GemmOp
+    >>> one, other = (OperatorGraph((GemmOp(8, 8, 8, name="mlp.fc1", pass_=p),)) for p in ("fwd", "dgrad"))
+    >>> [len(graph.operators) for graph in parted(side_by_side(one, other))], parted(one)
+    ([1, 1], None)
+    """
+    forward = [i for i, op in enumerate(graph.operators) if op.pass_ == "fwd"]
+    first = set(forward)
+    if any((src in first) != (dst in first) for src, dst in graph.dependencies):
+        return None
+    backward = [i for i in range(len(graph.operators)) if i not in first]
+    return (graph.part(forward), graph.part(backward)) if forward and backward else None
+
+
 def _stream(graph: OperatorGraph, side: int, position: int) -> str:
     if isinstance(graph.operators[position], CollectiveOp):
         return STREAMS[side]

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import cached_property
+from typing import Final
 
-from overlapsim.cost.launch import LaunchStack, launch_stack
 from overlapsim.cost.prices import PriceBook
 from overlapsim.errors import StrategyError
 from overlapsim.schedule.pipeline import PipelineSchedule
+from overlapsim.schedule.pipeline_kinds import schedule_kind
 from overlapsim.step.blocks import Piece, simulate_piece, simulate_turn, speed_beside
 from overlapsim.step.buckets import UnitCost
 from overlapsim.step.inputs import StepInputs
-from overlapsim.step.pairs import paired
+from overlapsim.step.pairs import paired, side_by_side
+from overlapsim.step.piece_setting import setting_of, signature, stack_of
 from overlapsim.step.sharded import Entry, stage_entries, unit_parameters
 from overlapsim.step.sharded_pieces import ShardedPieces
-from overlapsim.strategy.base import Context
+from overlapsim.strategy.base import Context, Trait
 from overlapsim.strategy.chains import is_gemm
-from overlapsim.strategy.compatibility import Setting, check_compatible
+from overlapsim.strategy.compatibility import check_compatible
 from overlapsim.strategy.compose import ArrangingStrategy, Composition
 from overlapsim.strategy.overlaps import unknown_gemm
 from overlapsim.workload.adjacent import adjacent
@@ -28,6 +30,9 @@ from overlapsim.workload.build import GraphBuilder, Which
 from overlapsim.workload.model import Layer
 from overlapsim.workload.operators import CollectiveOp, OperatorGraph
 from overlapsim.workload.stages import chunk_layers
+
+PAIR_ORDERS: Final[frozenset[Trait]] = frozenset({"expert_pair", "operator_order"})
+"""What orders the operators of an F&B pair, each in its own way; the fastest is taken."""
 
 
 def graph_builder(inputs: StepInputs) -> GraphBuilder:
@@ -43,52 +48,6 @@ def layer_gemms(inputs: StepInputs) -> set[tuple[str, str]]:
     builder = graph_builder(inputs)
     graphs = [builder.layer(layer, w) for layer in inputs.model.kinds for w in which]
     return {(op.name, op.pass_) for graph in graphs for op in graph.operators if is_gemm(op)}
-
-
-def _setting(inputs: StepInputs, schedule: PipelineSchedule) -> Setting:
-    """What rules on strategies ask of the run: what was said of it, the rest from layout and recompute."""
-    given, kind = inputs.composition.setting, inputs.recompute.granularity
-    micro_batches, p2p = schedule.num_micro_batches, inputs.p2p_mode
-    known = Setting.of(inputs.layout, micro_batches=micro_batches, p2p=p2p, recompute=kind)
-    said = {field.name: value for field in fields(Setting) if (value := getattr(given, field.name)) is not None}
-    return replace(known, **said)
-
-
-def _signature(inputs: StepInputs, prices: PriceBook) -> tuple[object, ...]:
-    """All that a layer's block depends on."""
-    layout, job = inputs.layout, inputs.job
-    inner: tuple[object, ...] = (
-        layout.tp,
-        layout.sp,
-        layout.cp,
-        layout.cp_kind,
-        layout.ep,
-        layout.etp,
-        layout.sequence_parallel,
-    )
-    places = tuple(prices.groups.get(kind) for kind in ("tp", "sp", "cp", "ep", "etp", "etp_ep", "world"))
-    if inputs.sharded:
-        inner += (layout.zero, layout.hsdp, layout.dp, str(inputs.precision))
-        places += tuple(prices.groups.get(kind) for kind in ("shard", "expert_shard"))
-    shifts = (tuple(sorted(prices.ends.items())), tuple(sorted(prices.factors.items())))
-    # Settings that change nothing within a layer; whatever is added to a step counts until it is listed here.
-    outside = {"model", "cluster", "layout", "job", "schedule", "p2p", "scatter_gather", "precision", "dp_overlap"}
-    outside |= {"bucket_bytes", "rings", "rank_order", "sustained_clock", "composition"}
-    rest: tuple[object, ...] = tuple(
-        repr(getattr(inputs, field.name)) for field in fields(StepInputs) if field.name not in outside
-    )
-    pairs = tuple((where, c.strategy.name, repr(c.parameters)) for where, c in sorted(inputs.composition.pairs.items()))
-    arranging = tuple((chosen.strategy.name, repr(chosen.parameters)) for chosen in inputs.composition.arranging)
-    rest += (repr(inputs.composition.setting), pairs, arranging) if pairs or arranging else ()
-    rest += (inputs.composition.setting.num_queues,)
-    return ("pieces", id(inputs.model), inner, job.micro_batch, job.seq_len, places, shifts, rest)
-
-
-def _stack(inputs: StepInputs, prices: PriceBook) -> LaunchStack:
-    """How kernels are launched, at the end of its spread that the prices are at."""
-    stack, end = launch_stack(inputs.stack, inputs.cluster.device), prices.ends.get("launch")
-    factor = prices.factors.get("launch", 1.0) * (getattr(stack.spread, end) if end else 1.0)
-    return replace(stack, host_s=stack.host_s * factor)
 
 
 class StagePieces:
@@ -112,9 +71,9 @@ class StagePieces:
         assert len(counts) == schedule.num_stages, "the schedule was made for the layout"
         begins = [sum(counts[:stage]) for stage in range(len(counts) + 1)]
         self.layers = [inputs.model.layers[begins[s] : begins[s + 1]] for s in range(len(counts))]
-        self._stack = _stack(inputs, prices)
+        self._stack = stack_of(inputs, prices)
         # Layouts that differ in what no layer sees (stages, replicas) share their layers' blocks through the book.
-        key = _signature(inputs, prices)
+        key = signature(inputs, prices)
         self._cache: dict[object, Piece] = prices.models.setdefault(key, {})
         self._speeds: dict[object, float] = prices.models.setdefault(("speeds", key), {})
         # What whole graphs' strategies said of the blocks at hand.
@@ -126,13 +85,15 @@ class StagePieces:
         if inputs.composition.strategies:
             if not self._cache:
                 self._check_pairs()
-            self._setting = _setting(inputs, schedule)
+            self._setting = setting_of(inputs, schedule)
             # Of what a setting rules, a block that is at hand already was asked about another one.
             architecture = inputs.cluster.device.architecture
             if reasons := check_compatible(
                 inputs.composition.strategies, replace(self._setting, architecture=architecture)
             ):
                 raise StrategyError(f"these strategies do not go together: {'; '.join(reasons)}")
+            if schedule_kind(inputs.schedule_name).has_pairs:
+                self._check_pairing()
 
     @cached_property
     def _sharded(self) -> ShardedPieces:
@@ -262,11 +223,16 @@ class StagePieces:
         """One layer forward and one backward at once; one after the other where that is faster."""
         key = ("pair", first, second)
         if key not in self._cache:
-            graph = paired(
-                self._one_layer(first, "forward"), self._one_layer(second, "backward"), self.prices.operator_s
-            )
-            apart = self._alone(first, "forward") + self._alone(second, "backward")
-            self._cache[key] = min(self._simulate(graph), apart, key=lambda piece: piece.duration_s)
+            forward, backward = self._one_layer(first, "forward"), self._one_layer(second, "backward")
+            found = [
+                self._simulate(paired(forward, backward, self.prices.operator_s)),
+                self._alone(first, "forward") + self._alone(second, "backward"),
+            ]
+            both = side_by_side(forward, backward)
+            for trait in PAIR_ORDERS:
+                if any(trait in chosen.strategy.traits for chosen in self.inputs.composition.arranging):
+                    found.append(self._simulate(both, without=PAIR_ORDERS - {trait}))
+            self._cache[key] = min(found, key=lambda piece: piece.duration_s)
         return self._cache[key]
 
     def _alone(self, layer: Layer, which: Which) -> Piece:
@@ -292,6 +258,15 @@ class StagePieces:
                 total += self.layer(self.inputs.model.layers[-1], which, rebuilt=True).times(extra)
         return total
 
+    def _check_pairing(self) -> None:
+        """Refuse strategies that do not go with F&B pairs, which the schedule brings."""
+        for strategy in self.inputs.composition.strategies:
+            if "expert_pair" in strategy.excludes:
+                raise StrategyError(
+                    f"{strategy.name} cannot be combined with pairs of forward and backward, which the schedule "
+                    f"{self.inputs.schedule_name} runs"
+                )
+
     def _check_pairs(self) -> None:
         """Refuse strategies for operators that no layer has: each graph takes those it has, and none has them."""
         known = layer_gemms(self.inputs)
@@ -302,10 +277,12 @@ class StagePieces:
                     f"GEMM: {unknown_gemm(key, known)}"
                 )
 
-    def _simulate(self, graph: OperatorGraph, *, follows: bool = True) -> Piece:
+    def _simulate(
+        self, graph: OperatorGraph, *, follows: bool = True, without: Collection[Trait] = frozenset()
+    ) -> Piece:
         return simulate_piece(
             Context(graph, self.prices),
-            self._composition(graph),
+            self._composition(graph, without),
             launch_s=self._stack.host_s,
             hosts=self._stack,
             contention=self.inputs.contention,
@@ -320,13 +297,15 @@ class StagePieces:
             contention=self.inputs.contention,
         )
 
-    def _composition(self, graph: OperatorGraph) -> Composition:
-        """What of the step's composition is for the operators of one graph."""
+    def _composition(self, graph: OperatorGraph, without: Collection[Trait] = frozenset()) -> Composition:
+        """What of the step's composition is for the operators of one graph, but for strategies of some traits."""
         chosen, context = self.inputs.composition, Context(graph, self.prices)
         gemms = {(op.name, op.pass_) for op in graph.operators if is_gemm(op)}
         pairs = {where: what for where, what in chosen.pairs.items() if where in gemms}
         arranging = []
         for entry in chosen.arranging:
+            if not entry.strategy.traits.isdisjoint(without):
+                continue
             answer = entry.strategy.applies_to(context)
             if answer.applies:
                 arranging.append(entry)

@@ -56,6 +56,7 @@ Need = Literal[
     "one_queue_before_blackwell",
     "many_queues",
     "direct_dispatch",
+    "exchanged_tokens",
     "eager_stages",
 ]
 

@@ -222,13 +222,18 @@ def _one_queue(s: Setting) -> str | None:
 
 
 def _many_queues(s: Setting) -> str | None:
-    return "more than one hardware queue: gathers would wait for scatters" if s.num_queues == 1 else None
+    reason = "more than one hardware queue: collectives of both kinds would wait for each other"
+    return reason if s.num_queues == 1 else None
 
 
 def _direct(s: Setting) -> str | None:
     if s.dispatcher is not None and s.dispatcher != "direct":
         return f"a dispatcher that writes into peers' memory; it is {s.dispatcher}"
     return None
+
+
+def _exchanged(s: Setting) -> str | None:
+    return "a dispatcher that exchanges tokens; it gathers all of them" if s.dispatcher == "allgather" else None
 
 
 RULES: Final[Mapping[Need, Callable[[Setting], str | None]]] = {
@@ -249,6 +254,7 @@ RULES: Final[Mapping[Need, Callable[[Setting], str | None]]] = {
     "one_queue_before_blackwell": _one_queue,
     "many_queues": _many_queues,
     "direct_dispatch": _direct,
+    "exchanged_tokens": _exchanged,
     "eager_stages": lambda s: "stages that are not compiled as wholes" if s.compiled else None,
 }
 """The rule behind each need: what is needed and not there, or None."""

@@ -85,6 +85,7 @@ CASES: dict[Need, tuple[Setting, str, Setting]] = {
     ),
     "many_queues": (Setting(num_queues=1), "more than one hardware queue", Setting(num_queues=8)),
     "direct_dispatch": (Setting(dispatcher="alltoall"), "peers' memory", Setting(dispatcher="direct")),
+    "exchanged_tokens": (Setting(dispatcher="allgather"), "exchanges tokens", Setting(dispatcher="alltoall")),
     "eager_stages": (Setting(compiled=True), "compiled", Setting(compiled=False)),
 }
 

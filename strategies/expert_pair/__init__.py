@@ -1,0 +1,1 @@
+"""Forward of one micro-batch with the backward of another."""

@@ -1,0 +1,1 @@
+"""Shared experts beside dispatch and combine."""
