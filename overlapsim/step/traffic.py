@@ -111,8 +111,8 @@ def traffic_of(inputs: StepInputs, local: LocalParameters) -> StageTraffic:
             dtype = "fp8" if width.gathered_bytes == dtype_bytes("fp8") else inputs.model.dtype
             for number in range(count):
                 for ranks, group in _gathers(layout, groups, split=split):
-                    size = own / count / _shards_before(layout, groups, group)
-                    op = CollectiveOp("all_gather", size, ranks, dtype, name, group=group)
+                    share = own / count / _shards_before(layout, groups, group)
+                    op = CollectiveOp("all_gather", share, ranks, dtype, name, group=group)
                     gather.append((op, number / count if inputs.dp_overlap == "both" else 0.0))
     # What is ready within the node at once hides behind what leaves it: that is issued first of all that leaves.
     reduce.sort(key=lambda entry: (entry[1], entry[0].group == OUTER))
