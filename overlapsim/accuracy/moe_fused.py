@@ -1,4 +1,4 @@
-"""Fused kernels of a step: for each GEMM next to an exchange the strategy's own best parameters, alone and unordered."""
+"""Fused kernels of a step: for each GEMM next to an exchange the best parameters alone, and which of them pay."""
 
 from __future__ import annotations
 

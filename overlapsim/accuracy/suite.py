@@ -21,7 +21,8 @@ class Row:
     ----------
     id : unique within the suite
     group : statistics are made by group; fitted and unfitted points are never in one group
-    measured, predicted, low, high : in `unit`; `low` .. `high` is the central 90 % interval
+    measured, predicted, low, high : in `unit`; `low` .. `high` is the central 90 % interval; `measured` is NaN (in JSON
+        null) where a row is predicted only: no statistics count it
     unit : s, ms, us, ratio ...
     fitted : True if the point was used to fit, False if held out, None where the layer has no fit of its own
     sign : 1 if a comparison (faster or slower than ...) came out right, 0 if wrong, None where there is none
@@ -142,6 +143,7 @@ def score(
 
 
 def _group(name: str, rows: Sequence[Row]) -> Group:
+    rows = [row for row in rows if not np.isnan(row.measured)]
     if not rows:
         nan = float("nan")
         return Group(name, 0, None, nan, nan, nan, nan, nan, 0, 0, nan)

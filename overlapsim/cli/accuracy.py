@@ -23,6 +23,7 @@ SUITES: Final = {
     "operators": "overlapsim.accuracy.operators",
     "steps": "overlapsim.accuracy.steps",
     "strategies": "overlapsim.accuracy.strategies",
+    "moe": "overlapsim.accuracy.moe",
     "loop": "overlapsim.accuracy.loop",
 }
 
@@ -42,7 +43,8 @@ def command(suite: str, data: Path | None, plot: Path | None, as_json: bool, mar
         from overlapsim.report.scatter import accuracy_plot
 
         of = "" if data is None else f" on {data.name}"
-        accuracy_plot(result.rows, plot, title=f"accuracy of {result.suite}{of}")
+        measured = [row for row in result.rows if row.measured == row.measured]
+        accuracy_plot(measured, plot, title=f"accuracy of {result.suite}{of}")
     if as_json:
         print_json(result.to_dict())
         return

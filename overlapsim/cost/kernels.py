@@ -17,8 +17,8 @@ from overlapsim.workload.memory_bound import MemoryOp, traffic_of
 from overlapsim.workload.operators import GroupedGemmOp, TimedWork, Work
 
 LOOPED_SHARE: Final = 0.25
-"""Host time of a GEMM launched by a library's own loop over one launched by the framework: about 10 us of heuristics and
-driver (hwprofiles/SOURCES.md, LAUNCH-CPU) against 40."""
+"""Host time of a GEMM launched by a library's own loop over one launched by the framework: about 10 us of heuristics
+and driver (hwprofiles/SOURCES.md, LAUNCH-CPU) against 40."""
 
 
 def work_cost(work: Work, device: DeviceSpec) -> Cost:

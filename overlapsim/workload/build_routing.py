@@ -16,7 +16,10 @@ def gate(r: Recorder, part: Part, moe: MoE) -> None:
     if part.recipe.router == "fused":
         r.kernel("moe.router", MemoryOp("router", tokens, moe.num_experts, dtype))
         return
-    r.kernel("moe.router", MemoryOp("gating", tokens, moe.num_experts, dtype))
+    alone = part.recipe.router == "gate_chain"
+    r.kernel("moe.router", MemoryOp("gate" if alone else "gating", tokens, moe.num_experts, dtype))
+    if alone:
+        return
     indices = "routing_index" if part.recipe.router == "chain" else "routing_drop"
     r.kernel("moe.router", MemoryOp(indices, tokens * part.layout.etp, moe.top_k, dtype))
 

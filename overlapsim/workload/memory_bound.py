@@ -71,8 +71,8 @@ TRAFFIC: Final[dict[tuple[str, str], Traffic]] = {
     # Grid: tokens x rotated elements (queries and keys together); cos and sin of a position stay in cache.
     ("rope", "fwd"): Traffic(2.0, flop=3.0),
     ("rope", "bwd"): Traffic(2.0, flop=3.0),
-    # Its chain without a kernel of its own, for queries and for keys (MEGATRON-MOE): split, negate, join, two products, a
-    # sum, join; cos and sin are cast for each.
+    # Its chain without a kernel of its own, for queries and for keys (MEGATRON-MOE): split, negate, join, two
+    # products, a sum, join; cos and sin are cast for each.
     ("torch_rope", "fwd"): Traffic(14.0, flop=4.0, kernels=18),
     ("torch_rope", "bwd"): Traffic(16.0, flop=4.0, kernels=20),
     # Grid: all rows of scores x keys. Causal: the fused kernel reads the lower half and writes all of it.
@@ -86,14 +86,15 @@ TRAFFIC: Final[dict[tuple[str, str], Traffic]] = {
     # Logits of one expert each, tokens x experts: softmax and top-k in fp32 with the chosen ones written.
     ("router", "fwd"): Traffic(1.0, fixed_bytes=12.0, row_bytes=12.0, flop=8.0, kernels=3),
     ("router", "bwd"): Traffic(1.0, fixed_bytes=8.0, row_bytes=12.0, flop=6.0, kernels=3),
-    # The same without a kernel of its own, counted in Megatron-LM of October 2024 (SOURCES.md, MEGATRON-MOE): top-k,
+    # The same without kernels of its own, counted in Megatron-LM of October 2024 (SOURCES.md, MEGATRON-MOE): top-k,
     # softmax, histogram, auxiliary loss; its backward; and the indices of the permutation behind them (masks,
     # selections, sorts), for which the host reads how many copies each expert gets. Each moves fp32 or indices.
+    ("gate", "fwd"): Traffic(1.0, fixed_bytes=112.0, flop=14.0, kernels=14),
     ("gating", "fwd"): Traffic(1.0, fixed_bytes=112.0, flop=14.0, kernels=14, synced=True),
     ("gating", "bwd"): Traffic(1.0, fixed_bytes=144.0, flop=18.0, kernels=18),
     ("routing_index", "fwd"): Traffic(0.0, fixed_bytes=256.0, flop=32.0, kernels=32),
-    # The same in MegaScale-MoE, which drops copies beyond a device's capacity; its code is not public: as many kernels as
-    # give 'other' of one published row (SOURCES.md, MSMOE-GATING).
+    # The same in MegaScale-MoE, which drops copies beyond a device's capacity; its code is not public: as many
+    # kernels as give 'other' of one published row (SOURCES.md, MSMOE-GATING).
     ("routing_drop", "fwd"): Traffic(0.0, fixed_bytes=552.0, flop=69.0, kernels=69),
     # Permutation by gather and scatter_add of the framework, twice (to this rank's experts, then by expert); grid: this
     # rank's routed copies x hidden. fwd: two gathers; bwd: zeros and adds of both; weighting is a kernel, as is the sum

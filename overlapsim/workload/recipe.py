@@ -16,7 +16,7 @@ Accumulation = Literal["fused", "separate"]
 LossKernel = Literal["fused", "chain"]
 OptimizerKernel = Literal["adam", "chain"]
 RopeKernels = Literal["fused", "torch"]
-RouterKernels = Literal["fused", "chain", "drop_chain"]
+RouterKernels = Literal["fused", "gate_chain", "chain", "drop_chain"]
 SharedExperts = Literal["own", "joined"]
 PermutationKernels = Literal["fused", "torch"]
 ExpertKernels = Literal["grouped", "looped"]
@@ -43,7 +43,8 @@ class Recipe:
     rope : queries and keys are rotated in one kernel, or by the framework's chain (halves, products, sums)
     router : top-k, softmax, auxiliary loss and indices of routing in a few kernels, or as the framework's chain of tiny
         ones, in which the host reads how many copies each expert gets; ``drop_chain``: the longer one of MegaScale-MoE
-        with capacity and auxiliary loss of each device
+        with capacity and auxiliary loss of each device; ``gate_chain``: the gate's alone, where kernels of the
+        experts find places themselves
     shared : shared experts gather their input and sum their output for themselves, or are ``joined``: they read the
         rows gathered for the routed experts of the same ranks, and one reduce-scatter takes both home
     permutation : copies of tokens are ordered by expert in one kernel each way, or by the framework's gather and
