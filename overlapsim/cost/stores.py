@@ -13,6 +13,7 @@ from overlapsim.errors import UsageError
 from overlapsim.hardware.profile import Cluster, DeviceSpec
 from overlapsim.hardware.topology import carries, links
 from overlapsim.hardware.wire import bottleneck
+from overlapsim.workload.operators import CollectiveKind
 
 Mechanism = Literal["tma", "registers"]
 # Share of NVLink that stores reach, and SMs that are needed for it, one SM a CTA (hwprofiles/SOURCES.md, PK).
@@ -45,7 +46,9 @@ def mechanism(device: DeviceSpec) -> Mechanism:
     return "tma" if device.architecture.startswith(_TMA) else "registers"
 
 
-def peer_stores(cluster: Cluster, ranks: int, size_bytes: float, device: int = 0) -> Stores:
+def peer_stores(
+    cluster: Cluster, ranks: int, size_bytes: float, device: int = 0, *, ring: CollectiveKind | None = None
+) -> Stores:
     """Price of storing each rank's share of `size_bytes` bytes in that rank's memory, as fused epilogues do.
 
     Model: an all-to-all of ``size_bytes``, every link at the mechanism's share of NVLink or at a PCIe link's rate;
@@ -57,6 +60,7 @@ def peer_stores(cluster: Cluster, ranks: int, size_bytes: float, device: int = 0
     ranks : 2 or more, on the first devices of one node
     size_bytes : of the whole output, the own share included
     device : whose demands
+    ring : a gather or sum that goes from neighbour to neighbour instead, as it does best where ranks share links
 
     Raises
     ------
@@ -74,7 +78,7 @@ def peer_stores(cluster: Cluster, ranks: int, size_bytes: float, device: int = 0
     if not node.p2p or ranks > node.num_devices:
         raise UsageError(f"{ranks} ranks of {cluster.name} cannot store into each other's memory; expected one node")
     how = mechanism(cluster.device)
-    wire = wire_bytes(cluster, ranks, "pairwise", "all_to_all", _REFERENCE)
+    wire = wire_bytes(cluster, ranks, "ring" if ring else "pairwise", ring or "all_to_all", _REFERENCE)
     worst = bottleneck(cluster, wire)
     reach = SHARE[how] if worst.link.startswith("nvlink") else 1.0
     seconds = worst.time_s / reach * size_bytes / _REFERENCE

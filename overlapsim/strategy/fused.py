@@ -104,15 +104,23 @@ def comm_ctas(
     prices: PriceBook, collective: CollectiveOp, sms: int, how: Mechanism, *, read_bytes: float, device: int = 0
 ) -> tuple[float, tuple[Demand, ...]]:
     """Duration and demands of `sms` thread blocks that move what `collective` moves, reading `read_bytes` at home."""
-    stores, sent = prices.stores(collective, device), collective.size_bytes * (1 - 1 / collective.ranks)
+    cluster, ranks, size, sent = prices.cluster, collective.ranks, collective.size_bytes, _sent_bytes(collective)
+    pairwise = peer_stores(cluster, ranks, size, device)
     # Ends and factors of the book are those of its stores.
-    moved = stores.seconds / peer_stores(prices.cluster, collective.ranks, collective.size_bytes, device).seconds
+    moved, best = prices.stores(collective, device).seconds / pairwise.seconds, pairwise
+    if collective.kind in ("all_gather", "reduce_scatter"):
+        ring = peer_stores(cluster, ranks, size, device, ring=collective.kind)
+        best = min(pairwise, ring, key=lambda stores: stores.seconds)
     rate = hbm_rate(prices.cluster.device)
-    seconds = max(moved * comm_ctas_s(stores.seconds / moved, sent, sms, how), read_bytes / rate)
+    seconds = max(moved * comm_ctas_s(best.seconds, sent, sms, how), read_bytes / rate)
     # One demand a resource: what is written arrives from peers, what is read is sent.
-    hbm = sum(d.amount for d in stores.demands if d.resource == hbm_name(device)) + read_bytes
-    links = tuple(d for d in stores.demands if d.resource != hbm_name(device))
+    hbm = sum(d.amount for d in best.demands if d.resource == hbm_name(device)) + read_bytes
+    links = tuple(d for d in best.demands if d.resource != hbm_name(device))
     return seconds, (*links, Demand(hbm_name(device), min(hbm, seconds * rate), rate))
+
+
+def _sent_bytes(collective: CollectiveOp) -> float:
+    return collective.size_bytes * (1 - 1 / collective.ranks)
 
 
 def reserves(num_tiles: int, num_sms: int) -> tuple[int, ...]:
