@@ -114,14 +114,19 @@ def simulate_piece(
     program, findings = _program(context, composition, copies, launch_s)
     timeline = compiled.run(program, contention=contention, record=False)
     raise_if_deadlocked(timeline)
-    start = _end_of_copies(timeline, 1, copies) if copies > 1 else 0
+    # Strategies that arrange blocks in a row as one leave no task by which to tell where the first one ends.
+    mixed = bool(composition.arranging) and copies > 1
+    start = _end_of_copies(timeline, 1, copies) if copies > 1 and not mixed else 0
+    one = _program(context, composition, 1, launch_s)[0] if mixed else None
+    if one is not None:
+        start = compiled.run(one, contention=contention, record=False).end_ps
     duration_s, kinds = (timeline.end_ps - start) / 1e12, spans(timeline, start, timeline.end_ps)
     amounts, capacities = _demands(program)
     ranks = max((op.ranks for op in context.graph.of_type(CollectiveOp)), default=1)
     if hosts is not None and copies > 1 and ranks > 1 and may_wait_for_host(program, copies * duration_s, hosts):
         drift = 1 if hosts.meets_each_pass else PASSES
         many, _ = _program(context, composition, drift, launch_s)
-        duration_s, kinds = _skewed(many, Skew.of(hosts, ranks), drift, contention)
+        duration_s, kinds = _skewed(many, one, Skew.of(hosts, ranks), drift, contention)
     return Piece(
         duration_s,
         kinds,
@@ -228,10 +233,13 @@ def _program(
     return builder.freeze(), composed.findings
 
 
-def _skewed(program: Program, skew: Skew, drift: int, contention: bool) -> tuple[float, dict[str, float]]:
+def _skewed(
+    program: Program, one: Program | None, skew: Skew, drift: int, contention: bool
+) -> tuple[float, dict[str, float]]:
     """Duration of a copy in a program of `drift` ones, and its kinds on the average rank: the mean of `PASSES` copies.
 
-    The first copy is left out, since hosts start in step, unless it is the only one: they meet before each.
+    The first copy is left out, since hosts start in step, unless it is the only one: they meet before each. Where the
+    copies are arranged as one it ends when `one` alone does.
     """
     total_s, total, draws = 0.0, dict[str, float](), PASSES // drift
     for draw in range(draws):
@@ -239,7 +247,12 @@ def _skewed(program: Program, skew: Skew, drift: int, contention: bool) -> tuple
         timeline = compiled.run(spread, contention=contention, record=False)
         raise_if_deadlocked(timeline)
         own = [rank_tasks(spread, rank, skew) for rank in range(skew.ranks)]
-        start = max(int(timeline.t_end[tasks[: len(tasks) // drift]].max()) for tasks in own) if drift > 1 else 0
+        start = 0
+        if drift > 1 and one is not None:
+            alone = spread_ranks(one, replace(skew, seed=skew.seed + draw))
+            start = min(timeline.end_ps - 1, compiled.run(alone, contention=contention, record=False).end_ps)
+        elif drift > 1:
+            start = max(int(timeline.t_end[tasks[: len(tasks) // drift]].max()) for tasks in own)
         total_s += (timeline.end_ps - start) / 1e12
         for tasks in own:
             total = _sum(total, spans(timeline, start, timeline.end_ps, tasks))

@@ -11,6 +11,9 @@ from overlapsim.cost.prices import PriceBook
 from overlapsim.schedule.pipeline import PipelineSchedule
 from overlapsim.step.inputs import StepInputs
 from overlapsim.strategy.compatibility import Dispatcher, Setting
+from overlapsim.strategy.compose import Composition
+from overlapsim.workload.layout import Layout
+from overlapsim.workload.recipe import Recipe
 
 DISPATCHES: Final[Mapping[str, Dispatcher]] = {
     "all_gather": "allgather",
@@ -20,19 +23,26 @@ DISPATCHES: Final[Mapping[str, Dispatcher]] = {
 """How recipes' dispatchers move tokens, as rules on strategies tell them apart; all others write into peers' memory."""
 
 
-def setting_of(inputs: StepInputs, schedule: PipelineSchedule) -> Setting:
-    """What rules on strategies ask of the run: what was said of it, the rest from layout and recompute."""
-    given, kind = inputs.composition.setting, inputs.recompute.granularity
-    micro_batches, p2p = schedule.num_micro_batches, inputs.p2p_mode
-    known = Setting.of(
-        inputs.layout,
-        micro_batches=micro_batches,
-        p2p=p2p,
-        recompute="moe" if "moe" in inputs.recompute.modules else kind,
-        dispatcher=DISPATCHES.get(inputs.recipe.dispatcher, "direct") if inputs.layout.ep > 1 else None,
-    )
+def setting_of(composition: Composition, layout: Layout, recipe: Recipe, **known: object) -> Setting:
+    """What rules on strategies ask of a step: what was said of it, the rest from layout, recipe and what is `known`."""
+    dispatcher = DISPATCHES.get(recipe.dispatcher, "direct") if layout.ep > 1 else None
+    found = Setting.of(layout, dispatcher=dispatcher, **known)
+    given = composition.setting
     said = {field.name: value for field in fields(Setting) if (value := getattr(given, field.name)) is not None}
-    return replace(known, **said)
+    return replace(found, **said)
+
+
+def training_setting(inputs: StepInputs, schedule: PipelineSchedule) -> Setting:
+    """Setting of a training step: its micro-batches, transfers and recomputation too."""
+    recompute = inputs.recompute
+    return setting_of(
+        inputs.composition,
+        inputs.layout,
+        inputs.recipe,
+        micro_batches=schedule.num_micro_batches,
+        p2p=inputs.p2p_mode,
+        recompute="moe" if "moe" in recompute.modules else recompute.granularity,
+    )
 
 
 def signature(inputs: StepInputs, prices: PriceBook) -> tuple[object, ...]:

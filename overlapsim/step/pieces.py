@@ -17,7 +17,7 @@ from overlapsim.step.blocks import Piece, simulate_piece, simulate_turn, speed_b
 from overlapsim.step.buckets import UnitCost
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.pairs import paired, side_by_side
-from overlapsim.step.piece_setting import setting_of, signature, stack_of
+from overlapsim.step.piece_setting import signature, stack_of, training_setting
 from overlapsim.step.sharded import Entry, stage_entries, unit_parameters
 from overlapsim.step.sharded_pieces import ShardedPieces
 from overlapsim.strategy.base import Context, Trait
@@ -85,7 +85,7 @@ class StagePieces:
         if inputs.composition.strategies:
             if not self._cache:
                 self._check_pairs()
-            self._setting = setting_of(inputs, schedule)
+            self._setting = training_setting(inputs, schedule)
             # Of what a setting rules, a block that is at hand already was asked about another one.
             architecture = inputs.cluster.device.architecture
             if reasons := check_compatible(

@@ -11,13 +11,15 @@ from typing import Final, Literal
 from overlapsim.cost.base import Family
 from overlapsim.cost.launch import STACKS, LaunchStack, launch_stack
 from overlapsim.cost.prices import PriceBook
-from overlapsim.errors import LayoutError, UsageError
+from overlapsim.errors import LayoutError, StrategyError, UsageError
 from overlapsim.hardware.profile import Cluster
 from overlapsim.plan import Finding
 from overlapsim.step.blocks import Piece, simulate_piece
 from overlapsim.step.categories import KINDS
 from overlapsim.step.machine import machine_prices
+from overlapsim.step.piece_setting import setting_of
 from overlapsim.strategy.base import Context
+from overlapsim.strategy.compatibility import check_compatible
 from overlapsim.strategy.compose import Composition
 from overlapsim.units import dtype_bytes, format_bytes
 from overlapsim.workload.layout import Layout
@@ -184,6 +186,8 @@ def simulate_forward(inputs: ForwardInputs, *, ranges: bool = True) -> ForwardRe
     prices = machine_prices(
         inputs.cluster, inputs.layout, rank_order=inputs.rank_order, sustained_clock=inputs.sustained_clock
     )
+    if inputs.composition.arranging:
+        _check_used(inputs, prices)
     stages, between = _forward(inputs, prices)
     whole = sum(stages, start=between)
     seconds, low, high = whole.duration_s, 0.0, 0.0
@@ -238,15 +242,31 @@ def _forward(inputs: ForwardInputs, prices: PriceBook) -> tuple[list[Piece], Pie
 def _simulate(
     inputs: ForwardInputs, prices: PriceBook, graph: OperatorGraph, stack: LaunchStack, host_s: float
 ) -> Piece:
+    context, chosen = Context(graph, prices), inputs.composition
     gemms = {(op.name, op.pass_) for op in graph.operators if isinstance(op, GemmOp)}
-    pairs = {where: what for where, what in inputs.composition.pairs.items() if where in gemms}
+    pairs = {where: what for where, what in chosen.pairs.items() if where in gemms}
+    arranging = tuple(entry for entry in chosen.arranging if entry.strategy.applies_to(context).applies)
     return simulate_piece(
-        Context(graph, prices),
-        replace(inputs.composition, pairs=pairs),
+        context,
+        replace(chosen, pairs=pairs, arranging=arranging),
         launch_s=host_s,
         hosts=stack,
         contention=inputs.contention,
     )
+
+
+def _check_used(inputs: ForwardInputs, prices: PriceBook) -> None:
+    """Refuse strategies for whole graphs that the rules on layout and dispatcher, or every layer, refuse."""
+    architecture = inputs.cluster.device.architecture
+    setting = replace(setting_of(inputs.composition, inputs.layout, inputs.recipe), architecture=architecture)
+    if reasons := check_compatible(inputs.composition.strategies, setting):
+        raise StrategyError(f"these strategies do not go together: {'; '.join(reasons)}")
+    for entry in inputs.composition.arranging:
+        contexts = (Context(inputs.graphs.layer(layer), prices) for layer in inputs.model.kinds)
+        answers = [entry.strategy.applies_to(context) for context in contexts]
+        if not any(answer.applies for answer in answers):
+            why = "; ".join(dict.fromkeys(reason for answer in answers for reason in answer.reasons))
+            raise StrategyError(f"{entry.strategy.name} is switched on for the step and no layer takes it: {why}")
 
 
 def _transfers(inputs: ForwardInputs, prices: PriceBook) -> Iterator[Piece]:

@@ -30,7 +30,7 @@ class OperatorOrderParameters:
     layers : layers of a kind that follow each other and are ordered together, where there are as many
     """
 
-    beam: Annotated[int, Meta(ge=0, le=1024)]
+    beam: Annotated[int, Meta(ge=0, le=1024)] = 16
     sms: Annotated[int, Meta(ge=0, le=1024)] = 0
     search: Literal["times", "engine"] = "times"
     layers: Annotated[int, Meta(ge=1, le=2)] = 1
@@ -66,7 +66,7 @@ class OperatorOrder(ArrangingStrategy):
 
     def adjacent_layers(self, parameters: Parameters) -> int:
         """Layers that are ordered together: the backward of one with that of the one below."""
-        return int(parameters.get("layers", 1)) if parameters["beam"] else 1
+        return int(parameters.get("layers", 1)) if parameters.get("beam", 16) else 1
 
     def parameters(self, context: Context) -> ParameterSpace:
         """Leave open how widely to search on times; a step adds the rest (`space`)."""
@@ -84,7 +84,7 @@ class OperatorOrder(ArrangingStrategy):
     def arrange(self, context: Context, parameters: Parameters) -> OperatorGraph:
         """Issue the operators in the order found."""
         graph = context.graph
-        if not parameters["beam"]:
+        if not parameters.get("beam", 16):
             return graph
         # One order for all ends of spreads and all ranks: that of a plan. It is asked for many times.
         prices = replace(context.prices, ends={}, factors={})
@@ -98,7 +98,7 @@ class OperatorOrder(ArrangingStrategy):
     def _arranged(self, context: Context, parameters: Parameters) -> OperatorGraph:
         if parameters.get("search") == "engine":
             return order_operators(context).graph
-        order = best_order(lines_of(context.graph, context.prices), parameters["beam"])
+        order = best_order(lines_of(context.graph, context.prices), parameters.get("beam", 16))
         return arrange_by(context.graph, order.positions, parameters.get("sms", 0))
 
     def settings(self, context: Context, parameters: Parameters) -> Mapping[str, Any]:

@@ -27,7 +27,7 @@ ROUTED: Final[Mapping[str, tuple[str, str]]] = {
 class SharedExpertParameters:
     """Whether shared experts run beside the exchanges, or in line with the routed ones."""
 
-    beside: bool
+    beside: bool = True
 
 
 class SharedExpert(ArrangingStrategy):
@@ -72,12 +72,12 @@ class SharedExpert(ArrangingStrategy):
 
     def hides(self, context: Context, parameters: Parameters) -> bool:
         """Only what runs beside."""
-        return bool(parameters["beside"])
+        return bool(parameters.get("beside", True))
 
     def arrange(self, context: Context, parameters: Parameters) -> OperatorGraph:
         """Move shared experts to their stream, each half to the exchange that it runs beside."""
         graph = context.graph
-        if not parameters["beside"]:
+        if not parameters.get("beside", True):
             return graph
         slots = slots_of(graph)
         for i, op in enumerate(graph.operators):
@@ -96,7 +96,7 @@ class SharedExpert(ArrangingStrategy):
 
     def settings(self, context: Context, parameters: Parameters) -> Mapping[str, Any]:
         """Return whether shared experts have a stream of their own."""
-        return {"shared_expert_overlap": parameters["beside"]}
+        return {"shared_expert_overlap": parameters.get("beside", True)}
 
 
 _KINDS: Final = frozenset({(name, pass_) for name in ("moe.dispatch", "moe.combine") for pass_ in ("fwd", "dgrad")})

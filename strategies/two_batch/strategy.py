@@ -19,7 +19,7 @@ from overlapsim.workload.operators import CollectiveOp, OperatorGraph
 class TwoBatchParameters:
     """Batches in turn; 1 leaves the batch whole."""
 
-    batches: Literal[1, 2]
+    batches: Literal[1, 2] = 2
 
 
 class TwoBatch(ArrangingStrategy):
@@ -71,26 +71,26 @@ class TwoBatch(ArrangingStrategy):
 
     def hides(self, context: Context, parameters: Parameters) -> bool:
         """Only two batches overlap."""
-        return bool(parameters["batches"] == 2)
+        return bool(parameters.get("batches", 2) == 2)
 
     def extra_memory_bytes(self, context: Context, parameters: Parameters) -> float:
         """The largest exchange of the second half: both are under way at once."""
-        if parameters["batches"] == 1:
+        if parameters.get("batches", 2) == 1:
             return 0.0
         sizes = (op.size_bytes for op in context.graph.of_type(CollectiveOp) if is_exchange(op))
         return max(sizes, default=0.0) / 2
 
     def arrange(self, context: Context, parameters: Parameters) -> OperatorGraph:
         """Cut the graph and let the halves take turns."""
-        return in_turn(context.graph) if parameters["batches"] == 2 else context.graph
+        return in_turn(context.graph) if parameters.get("batches", 2) == 2 else context.graph
 
     def settings(self, context: Context, parameters: Parameters) -> Mapping[str, Any]:
         """Return how many batches take turns."""
-        return {"two_batch_overlap": parameters["batches"] == 2, "batches": parameters["batches"]}
+        return {"two_batch_overlap": parameters.get("batches", 2) == 2, "batches": parameters.get("batches", 2)}
 
     def findings(self, context: Context, parameters: Parameters) -> tuple[Finding, ...]:
         """Say what the cut assumes of routing."""
-        if parameters["batches"] == 1:
+        if parameters.get("batches", 2) == 1:
             return ()
         message = "each expert gets half its tokens from either half of the batch; routing of a half spreads more"
         return (Finding("halves_routed_alike", message),)
