@@ -20,6 +20,7 @@ from overlapsim.workload.build_routing import gate, gate_gradient, permute, unpe
 from overlapsim.workload.memory_bound import MemoryOp
 from overlapsim.workload.model import Mlp, MoE
 from overlapsim.workload.operators import GroupedGemmOp
+from overlapsim.workload.recipe import SharedExperts
 from overlapsim.workload.recorder import Recorder
 
 
@@ -54,48 +55,52 @@ def _activation(part: Part, mlp: Mlp, bias: bool) -> str:
     return "bias_gelu" if bias and part.recipe.fused_bias else "gelu"
 
 
-def _dense_forward(r: Recorder, part: Part, mlp: Mlp, prefix: str, *, joined: bool = False) -> None:
-    """A dense block; `joined` to another whose gathered rows it reads, and with whose partial sums its own go home."""
-    model, layout, t = part.model, part.layout, part.tokens
-    if layout.tp > 1 and layout.sequence_parallel and not joined:
+def _dense_forward(r: Recorder, part: Part, mlp: Mlp, prefix: str, *, shared: SharedExperts = "own") -> None:
+    """A dense block that gathers its rows and sums its output for itself, or as the recipe's shared experts do."""
+    model, layout, t, own = part.model, part.layout, part.tokens, shared == "own"
+    rows, tp = (t.local, 1) if shared == "whole" else (t.rows, layout.tp)
+    if layout.tp > 1 and layout.sequence_parallel and own:
         r.collective("all_gather", f"{prefix}fc1", part.hidden_bytes, layout.tp, group="tp")
     (up,), (down,) = part.matrices(f"{prefix}fc1"), part.matrices(f"{prefix}fc2")
-    inputs, outputs = local_sizes(up, layout.tp)
-    r.gemm(f"{prefix}fc1", t.rows, outputs, inputs, dtype=part.gemm_dtype)
-    inner, _ = local_sizes(down, layout.tp)
+    inputs, outputs = local_sizes(up, tp)
+    r.gemm(f"{prefix}fc1", rows, outputs, inputs, dtype=part.gemm_dtype)
+    inner, _ = local_sizes(down, tp)
     kind = _activation(part, mlp, up.bias)
     if up.bias and kind != "bias_gelu":
-        r.kernel(f"{prefix}fc1", MemoryOp("bias_add", t.rows, outputs, model.dtype))
-    r.kernel(f"{prefix}act", MemoryOp(kind, t.rows, inner, model.dtype))
-    r.gemm(f"{prefix}fc2", t.rows, down.outputs, inner, dtype=part.gemm_dtype)
-    if not joined:
+        r.kernel(f"{prefix}fc1", MemoryOp("bias_add", rows, outputs, model.dtype))
+    r.kernel(f"{prefix}act", MemoryOp(kind, rows, inner, model.dtype))
+    r.gemm(f"{prefix}fc2", rows, down.outputs, inner, dtype=part.gemm_dtype)
+    if own:
         reduce_output(r, part, f"{prefix}fc2")
 
 
 def _dense_backward(
-    r: Recorder, part: Part, mlp: Mlp, prefix: str, keep: frozenset[str], *, joined: bool = False
+    r: Recorder, part: Part, mlp: Mlp, prefix: str, keep: frozenset[str], *, shared: SharedExperts = "own"
 ) -> None:
-    model, layout, t = part.model, part.layout, part.tokens
+    model, layout, t, own = part.model, part.layout, part.tokens, shared == "own"
+    rows, tp = (t.local, 1) if shared == "whole" else (t.rows, layout.tp)
     (up,), (down,) = part.matrices(f"{prefix}fc1"), part.matrices(f"{prefix}fc2")
-    inner, _ = local_sizes(down, layout.tp)
-    inputs, outputs = local_sizes(up, layout.tp)
-    if "dgrad" in keep and not joined:
+    inner, _ = local_sizes(down, tp)
+    inputs, outputs = local_sizes(up, tp)
+    if "dgrad" in keep and own:
         gather_gradient(r, part, f"{prefix}fc2")
-    gemm_backward(r, part, f"{prefix}fc2", t.rows, inner, down.outputs, keep)
+    gemm_backward(r, part, f"{prefix}fc2", rows, inner, down.outputs, keep)
     if "dgrad" in keep:
         kind = _activation(part, mlp, up.bias)
-        r.kernel(f"{prefix}act", MemoryOp(kind, t.rows, inner, model.dtype, "bwd"), pass_="dgrad")
-    if joined:
-        gemm_backward(r, part, f"{prefix}fc1", t.rows, inputs, outputs, keep)
+        r.kernel(f"{prefix}act", MemoryOp(kind, rows, inner, model.dtype, "bwd"), pass_="dgrad")
+    if not own:
+        gemm_backward(r, part, f"{prefix}fc1", rows, inputs, outputs, keep)
     else:
-        column_backward(r, part, f"{prefix}fc1", [Linear(t.rows, inputs, outputs, up.bias)], keep)
+        column_backward(r, part, f"{prefix}fc1", [Linear(rows, inputs, outputs, up.bias)], keep)
 
 
-def _joins(part: Part, moe: MoE) -> bool:
-    """Whether shared experts read the rows that were gathered for the routed ones, and are summed with them."""
+def _shared(part: Part) -> SharedExperts:
+    """How shared experts get their rows: ``joined`` needs rows gathered over the same ranks for the routed ones."""
     layout, recipe = part.layout, part.recipe
-    same_ranks = layout.tp == layout.ep * layout.etp and layout.sequence_parallel
-    return recipe.shared == "joined" and recipe.dispatcher == "all_gather" and layout.tp > 1 and same_ranks
+    same_ranks = layout.tp == layout.ep * layout.etp and layout.sequence_parallel and layout.tp > 1
+    if recipe.shared == "joined" and not (recipe.dispatcher == "all_gather" and same_ranks):
+        return "own"
+    return recipe.shared
 
 
 # Experts
@@ -125,16 +130,17 @@ def _experts_forward(r: Recorder, part: Part, moe: MoE) -> None:
     if not gathers:
         dispatch(r, part, moe, "moe.combine", r.pass_, back=True)
     unpermute(r, part, moe, copies)
-    if moe.shared is not None and _joins(part, moe):
+    shared = _shared(part)
+    if moe.shared is not None and shared == "joined":
         routed, r.last = r.last, gathered
-        _dense_forward(r, part, moe.shared, "moe.shared.", joined=True)
+        _dense_forward(r, part, moe.shared, "moe.shared.", shared=shared)
         r.also(routed)
         r.kernel("moe.shared.fc2", MemoryOp("add", t.rows, model.hidden, model.dtype))
     if gathers:
         dispatch(r, part, moe, "moe.combine", r.pass_, back=True)
-    if moe.shared is not None and not _joins(part, moe):
+    if moe.shared is not None and shared != "joined":
         routed, r.last = r.last, start
-        _dense_forward(r, part, moe.shared, "moe.shared.")
+        _dense_forward(r, part, moe.shared, "moe.shared.", shared=shared)
         r.also(routed)
         r.kernel("moe.shared.fc2", MemoryOp("add", t.local, model.hidden, model.dtype))
 
@@ -147,13 +153,13 @@ def _experts_backward(r: Recorder, part: Part, moe: MoE, keep: frozenset[str]) -
     dtype = part.gemm_dtype
     dgrad = "dgrad" in keep
     given, beside = r.last, list[int]()
-    gathers, joined = part.recipe.dispatcher == "all_gather", _joins(part, moe)
+    gathers, joined = part.recipe.dispatcher == "all_gather", _shared(part) == "joined"
     copies = sum(rows) if gathers else t.local * moe.top_k
     if dgrad and joined:
         dispatch(r, part, moe, "moe.combine", "dgrad", back=False)
         given = r.last
     if moe.shared is not None:
-        _dense_backward(r, part, moe.shared, "moe.shared.", keep, joined=joined)
+        _dense_backward(r, part, moe.shared, "moe.shared.", keep, shared=_shared(part))
         # Routed experts need the same gradient, and nothing of the shared ones.
         beside, r.last = r.take(), given
     if dgrad and gathers and not joined:

@@ -17,7 +17,7 @@ LossKernel = Literal["fused", "chain"]
 OptimizerKernel = Literal["adam", "chain"]
 RopeKernels = Literal["fused", "torch"]
 RouterKernels = Literal["fused", "gate_chain", "chain", "drop_chain"]
-SharedExperts = Literal["own", "joined"]
+SharedExperts = Literal["own", "joined", "whole"]
 PermutationKernels = Literal["fused", "torch"]
 ExpertKernels = Literal["grouped", "looped"]
 Compress = Literal["grads-bf16", "tp-fp8", "params-fp8"]
@@ -46,7 +46,8 @@ class Recipe:
         with capacity and auxiliary loss of each device; ``gate_chain``: the gate's alone, where kernels of the
         experts find places themselves
     shared : shared experts gather their input and sum their output for themselves, or are ``joined``: they read the
-        rows gathered for the routed experts of the same ranks, and one reduce-scatter takes both home
+        rows gathered for the routed experts of the same ranks, and one reduce-scatter takes both home; ``whole``: each
+        rank has all of them, for its own tokens
     permutation : copies of tokens are ordered by expert in one kernel each way, or by the framework's gather and
         scatter_add
     experts : GEMMs of all experts in one kernel, or ``looped``: one kernel an expert
