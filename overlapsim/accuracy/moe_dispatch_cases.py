@@ -12,9 +12,8 @@ from overlapsim.hardware.loading import load_cluster
 from overlapsim.plan import Finding
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.pieces import StagePieces
+from overlapsim.step.queues import with_queues
 from overlapsim.step.simulate import simulate_step, step_prices, step_schedule
-from overlapsim.strategy.compatibility import Setting
-from overlapsim.strategy.compose import Composition
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.layout_rules import Job
 from overlapsim.workload.model import ModelSpec
@@ -109,9 +108,8 @@ def queue_arm(name: str) -> tuple[float, float]:
         recompute=Recompute.parse(arm.recompute),
         stack="eager",
         dp_overlap="both",
-        composition=Composition(setting=Setting(num_queues=arm.queues)),
     )
-    result = simulate_step(inputs, ranges=False)
+    result = simulate_step(with_queues(inputs, arm.queues), ranges=False)
     peak = inputs.cluster.device.peak(inputs.model.dtype)
     return result.mfu * peak / 1e12, result.fullest.total_bytes / 1e9
 

@@ -24,6 +24,7 @@ from overlapsim.schedule.pipeline_links import P2P_MODES
 from overlapsim.step.capacity import memory_shortfall
 from overlapsim.step.inputs import DEFAULT_BUCKET_BYTES, DP_OVERLAPS, DP_SYNCS, StepInputs
 from overlapsim.step.pieces import layer_gemms
+from overlapsim.step.queues import with_queues
 from overlapsim.step.simulate import simulate_step, step_memory, step_schedule
 from overlapsim.strategy.overlaps import composition
 from overlapsim.units import DTYPE_BYTES
@@ -80,6 +81,7 @@ from overlapsim.workload.recompute import Recompute
     metavar="OPERATOR[:PASS]=STRATEGY[:NAME=VALUE,..]",
     help="A strategy for an operator of every layer, or step=STRATEGY for whole graphs; repeatable.",
 )
+@click.option("--queues", type=int, help="Hardware queues that streams share (CUDA_DEVICE_MAX_CONNECTIONS).")
 @click.option("--no-reshard", is_flag=True, help="ZeRO 3 keeps gathered parameters over the step.")
 @click.option(
     "--dispatch",
@@ -133,6 +135,7 @@ def command(**given: Any) -> None:
     )
     if given["overlap"]:
         inputs = replace(inputs, composition=composition(given["overlap"], layer_gemms(inputs)))
+    inputs = with_queues(inputs, given["queues"])
     shortfall = memory_shortfall(inputs, step_memory(inputs, step_schedule(inputs)))
     if shortfall and not given["ignore_memory"]:
         raise LayoutError(f"{shortfall}; --ignore-memory simulates it all the same", exit_code=1)

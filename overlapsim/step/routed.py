@@ -8,6 +8,7 @@ from overlapsim.plan import Finding
 from overlapsim.step.inputs import StepInputs
 from overlapsim.workload.build_dispatch import fullest_share
 from overlapsim.workload.build_part import Tokens
+from overlapsim.workload.dispatchers import route_of
 from overlapsim.workload.model import MoE
 
 
@@ -31,7 +32,8 @@ def expert_load(inputs: StepInputs) -> float:
 def routing_findings(inputs: StepInputs) -> Iterator[Finding]:
     """What of routing is assumed, or asked for and not applied.
 
-    Codes: ``routing_assumed``, ``routing_skewed``, ``imbalance_not_applied``, ``accuracy_affecting``.
+    Codes: ``routing_assumed``, ``routing_skewed``, ``imbalance_not_applied``, ``dispatch_option_not_applied``,
+    ``accuracy_affecting``.
     """
     perturbation = inputs.perturbation
     if not any(isinstance(layer.mlp, MoE) for layer in inputs.model.kinds):
@@ -51,6 +53,20 @@ def routing_findings(inputs: StepInputs) -> Iterator[Finding]:
             f"ranks has {expert_load(inputs):.3g} times the even share, sets the pace of every layer and holds as much "
             "of the activations of experts; that all layers are as uneven is assumed",
         )
+    for message in _idle_options(inputs):
+        yield Finding("dispatch_option_not_applied", message)
     if inputs.recipe.dispatch.dtype and inputs.layout.ep * inputs.layout.etp > 1:
         message = f"tokens go to their experts in {inputs.recipe.dispatch.dtype}: this changes results; check the loss"
         yield Finding("accuracy_affecting", message)
+
+
+def _idle_options(inputs: StepInputs) -> Iterator[str]:
+    """What was said of a dispatcher, or of capacity, and changes nothing in this step."""
+    recipe, options = inputs.recipe, inputs.recipe.dispatch
+    kinds = [layer.mlp for layer in inputs.model.kinds if isinstance(layer.mlp, MoE)]
+    if (options.node_limit or options.sms) and route_of(recipe.dispatcher, options, kinds[0]) is None:
+        yield f"node_limit and sms of dispatch {recipe.dispatcher}: the library moves every copy by its own channels"
+    if options.balanced and inputs.perturbation.routing.even:
+        yield "balanced dispatch: routing is even; --perturb routing=.. says how experts of a GPU differ"
+    if options.capacity == "device" and all(moe.capacity_factor is None for moe in kinds):
+        yield f"capacity of a device: {inputs.model.name} has no capacity factor and drops nothing"

@@ -16,6 +16,7 @@ from overlapsim.step.capacity import memory_shortfall
 from overlapsim.step.categories import KINDS
 from overlapsim.step.inputs import DEFAULT_BUCKET_BYTES, DP_OVERLAPS, DP_SYNCS, StepInputs
 from overlapsim.step.perturb import Perturbation
+from overlapsim.step.queues import with_queues
 from overlapsim.step.simulate import StepResult, simulate_step, step_memory, step_schedule
 from overlapsim.strategy.compose import Composition
 from overlapsim.strategy.overlaps import composition
@@ -91,6 +92,7 @@ KEYS: Final = (
     choice_key("rings", RINGS, "mirrored"),
     text_key("rank_order", "", check=read_order),
     text_key("overlap", "", check=_composition),
+    whole_key("queues", None),
     text_key("dispatch", "", check=_dispatch),
     text_key("perturb", "", check=Perturbation.parse),
     flag_key("contention", True),
@@ -144,6 +146,7 @@ def answer(
         perturbation=Perturbation.parse(given["perturb"]),
         contention=given["contention"],
     )
+    inputs = with_queues(inputs, given["queues"])
     shortfall = memory_shortfall(inputs, step_memory(inputs, step_schedule(inputs)))
     if shortfall and not given["ignore_memory"]:
         raise LayoutError(shortfall, exit_code=1)

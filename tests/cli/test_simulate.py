@@ -357,3 +357,36 @@ def test_strategies_show_lists_parameters(capsys) -> None:
 def test_bad_overlaps(entries: list[str], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         composition(entries)
+
+
+EXPERTS = "qwen3-30b-a3b --cluster h100-sxm8 --layout ep=8 --global-batch 8 --seq 2048 --ignore-memory"
+
+
+def test_dispatchers_and_routing_of_a_file(capsys, tmp_path: Path) -> None:
+    even = answer(capsys, EXPERTS)
+    fast = answer(capsys, f"{EXPERTS} --dispatch deepep:dtype=fp8")
+    assert fast["breakdown_s"]["exposed_ep"] < even["breakdown_s"]["exposed_ep"]
+    assert {"dispatch_kernels_assumed", "accuracy_affecting"} <= {entry["code"] for entry in fast["findings"]}
+    counts = tmp_path / "counts.csv"
+    counts.write_text("expert,tokens\n" + "".join(f"{n},{1 + 3 * (n < 16)}\n" for n in range(128)))
+    given = answer(capsys, f"{EXPERTS} --perturb routing={counts}")
+    spelled = answer(
+        capsys, f"{EXPERTS} --perturb routing=counts:{':'.join(str(1 + 3 * (n < 16)) for n in range(128))}"
+    )
+    assert given["step_time_s"] == spelled["step_time_s"] > even["step_time_s"]
+    assert given["memory_bytes"]["activations"] > even["memory_bytes"]["activations"]
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("--dispatch boat", "boat"),
+        ("--perturb routing=zipf:x", "zipf:EXPONENT"),
+        ("--perturb routing=none.csv", "cannot be read"),
+        ("--perturb routing=counts:1:2", "2 recorded counts and 128 experts"),
+        ("--queues 0", "0 hardware queues"),
+    ],
+)
+def test_refusals_of_experts(capsys, text: str, part: str) -> None:
+    code, out, err = run(capsys, f"{EXPERTS} {text}")
+    assert code == 2 and out == "" and part in err

@@ -10,20 +10,29 @@ from hypothesis import strategies as st
 
 from overlapsim.errors import UsageError
 from overlapsim.hardware.loading import load_cluster
+from overlapsim.step.blocks import simulate_piece
 from overlapsim.step.capacity import memory_shortfall
 from overlapsim.step.inputs import StepInputs
+from overlapsim.step.machine import machine_prices
 from overlapsim.step.perturb import Perturbation
+from overlapsim.step.queues import with_queues
 from overlapsim.step.routed import expert_load, routing_findings
 from overlapsim.step.simulate import StepResult, simulate_step
+from overlapsim.strategy.base import Context
+from overlapsim.strategy.compose import Composition
 from overlapsim.workload.dispatchers import DISPATCHERS
 from overlapsim.workload.families import gpt
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.layout_rules import Job
+from overlapsim.workload.memory_bound import MemoryOp
 from overlapsim.workload.model import ModelSpec
+from overlapsim.workload.operators import COMPUTE, CollectiveOp, GemmOp, KernelOp, OperatorGraph
 from overlapsim.workload.presets import load_preset
 from overlapsim.workload.recipe import Recipe, with_dispatch
+from overlapsim.workload.routes import DEFAULT_SMS, Route, RouteMethod
 
 QWEN = replace(load_preset("qwen3-30b-a3b"), layers=load_preset("qwen3-30b-a3b").layers[:2])
+FOUR = replace(QWEN, layers=QWEN.layers[:1] * 4)
 MIXTRAL = replace(load_preset("mixtral-8x7b"), layers=load_preset("mixtral-8x7b").layers[:2])
 TOP1 = replace(load_preset("hunyuan-large"), layers=load_preset("hunyuan-large").layers[1:3])
 
@@ -108,6 +117,54 @@ def test_findings() -> None:
     dense = gpt(num_layers=2, hidden=1024, num_heads=16, vocabulary=51200, max_positions=2048)
     plain = replace(step("routing=zipf:1"), model=dense, layout=Layout.parse("dp=8"))
     assert [f.code for f in routing_findings(plain)] == ["imbalance_not_applied"]
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "part"),
+    [
+        ("all_to_all:sms=20", "node_limit and sms"),
+        ("all_to_all:balanced=true", "routing is even"),
+        ("deepep:capacity=device", "no capacity factor"),
+    ],
+)
+def test_options_that_change_nothing_are_said(dispatch: str, part: str) -> None:
+    (said,) = (f for f in routing_findings(step(dispatch=dispatch)) if f.code == "dispatch_option_not_applied")
+    assert part in said.message
+    assert not [f for f in routing_findings(step(dispatch="deepep:sms=20")) if f.code == said.code]
+
+
+def test_compute_runs_under_the_flight_of_low_latency() -> None:
+    """Issue, flight and receive are parts: what is launched between them costs nothing while the flight lasts."""
+    prices = machine_prices(load_cluster("h800-sxm8").with_nodes(4), Layout(ep=32, dp=32))
+    size = 128 * 8 * 7408.0
+    gemm = GemmOp(2048, 2048, 2048, name="moe.shared.fc1")
+
+    def seconds(method: RouteMethod, *, between: bool) -> float:
+        route = Route(method, 8, 256, 0, DEFAULT_SMS[method])
+        issue = KernelOp(MemoryOp("quantize_fp8", 128, 7168), "moe.dispatch")
+        flight = CollectiveOp("all_to_all", size, 32, name="moe.dispatch", group="ep", route=route)
+        receive = KernelOp(MemoryOp("copy", 1024, 7168, "fp8"), "moe.dispatch")
+        operators = (issue, flight, gemm, receive) if between else (issue, flight, receive, gemm)
+        at = operators.index(receive)
+        graph = OperatorGraph(
+            operators,
+            tuple(sorted({(0, 1), (1, at)})),
+            tuple("flight" if op is flight else COMPUTE for op in operators),
+        )
+        return simulate_piece(Context(graph, prices), Composition(), follows=False).duration_s
+
+    hidden = seconds("low_latency", between=False) - seconds("low_latency", between=True)
+    assert hidden == pytest.approx(prices.operator_s(gemm), rel=0.05)
+    # A kernel on SMs of its own slows what runs beside it.
+    assert seconds("deepep", between=False) - seconds("deepep", between=True) < 0.97 * hidden
+
+
+def test_queues_decide_what_runs_beside_an_exchange() -> None:
+    pairs = replace(step(), schedule="interleaved_pairs", layout=Layout.parse("ep=4,pp=2,vpp=2,dp=4"), model=FOUR)
+    times = [simulate_step(with_queues(pairs, n), ranges=False).step_time_s for n in (1, 2, 32, None)]
+    assert times[0] > times[2] == times[3] and times[0] >= times[1] >= times[2]
+    with pytest.raises(UsageError, match="at least 1"):
+        with_queues(pairs, 0)
 
 
 def test_imbalance_and_routing_exclude_each_other() -> None:
