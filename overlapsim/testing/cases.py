@@ -14,6 +14,7 @@ from overlapsim.hardware.profile import Cluster
 from overlapsim.strategy.base import Context, Strategy
 from overlapsim.strategy.chains import Relation
 from overlapsim.strategy.compose import ArrangingStrategy
+from overlapsim.testing.expert_layers import expert_layers
 from overlapsim.testing.layers import training_layers
 from overlapsim.workload.memory_bound import MemoryOp
 from overlapsim.workload.operators import (
@@ -70,7 +71,10 @@ def cases(strategy: Strategy) -> Iterator[Case]:
     """Yield the questions for a strategy: layers for one that arranges graphs, pairs in its relations for others."""
     if isinstance(strategy, ArrangingStrategy):
         for machine in MACHINES[:2]:
-            yield Case(f"{machine}-layers", Context(training_layers(), PriceBook(_cluster(machine), RANKS)))
+            prices = PriceBook(_cluster(machine), RANKS)
+            yield Case(f"{machine}-layers", Context(training_layers(), prices))
+            for name, graph in expert_layers(RANKS).items():
+                yield Case(f"{machine}-experts-{name}", Context(graph, prices))
         return
     if strategy.experts:
         for machine, (rows, n, k), relation in itertools.product(MACHINES, EXPERTS, strategy.relations):
