@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 from overlapsim.accuracy.moe_rows import ENDS, SHIFTS, MoeRow, Predicted, Shift, check_keys
-from overlapsim.accuracy.moe_systems import CLUSTERS, MODELS, SEQUENCE, step_inputs
+from overlapsim.accuracy.moe_systems import CLUSTERS, MODELS, SEQUENCE, fits, model_spec, step_inputs
 from overlapsim.engine import compiled
 from overlapsim.engine.deadlock import raise_if_deadlocked
 from overlapsim.step.assemble import assemble
@@ -31,8 +32,6 @@ STEPS: Final[Mapping[str, str]] = {
 """Table 5's steps, and the system that each makes."""
 LAYOUTS: Final = ("sp+ep", "tp+ep", "sp+tp", "tp+tp")
 """Figure 14's layouts (attention+experts), best first as published."""
-NODE_LAYERS: Final = 4
-"""Layers of each model in figure 14, which prints none: more of the larger ones do not fit a node."""
 NODE_BATCH: Final = 32
 PARTS_BATCH: Final = 64
 PARTS_GPUS: Final = 32
@@ -178,10 +177,19 @@ def _parts(steps: Steps, row: MoeRow) -> Predicted:
     return steps._of(run, row, PARTS_GPUS, PARTS_BATCH, "M2", row.keys["gpu"])
 
 
+@lru_cache
+def node_layers(model: str) -> int:
+    """Layers of a model in figure 14, which prints none: all, or the first half of them, and so on, that fit a node."""
+    layers = model_spec(model).num_layers
+    while layers > 1 and not all(fits(step_inputs(name, model, 8, NODE_BATCH, layers=layers)) for name in LAYOUTS):
+        layers = -(-layers // 2)
+    return layers
+
+
 def _layouts(steps: Steps, row: MoeRow) -> Predicted:
     check_keys(row, {"model": tuple(MODELS), "layout": LAYOUTS}, {"mfu-ratio": ("ratio",)})
     best, this = (
-        steps.run(layout, row.keys["model"], 8, NODE_BATCH, layers=NODE_LAYERS)
+        steps.run(layout, row.keys["model"], 8, NODE_BATCH, layers=node_layers(row.keys["model"]))
         for layout in (LAYOUTS[0], row.keys["layout"])
     )
     return steps.ratio(best, this)
