@@ -28,6 +28,8 @@ Sms = Annotated[int, Meta(ge=0, le=4096)]
 Order = Literal["ranks", "experts", "columns"]
 TILES: Final = ((128, 256), (128, 128), (64, 256), (64, 128))
 INDEX_BYTES: Final = 4
+STAYS: Final = 0.5
+"""Share of L2 that an operand may fill and still be there for the next stage."""
 PIECES: Final = 32
 """Pieces of an exchange that goes expert by expert: fine enough for any number of rows."""
 ROW_MOVES: Final = (
@@ -63,11 +65,13 @@ class Stages:
     Attributes
     ----------
     work : a product for each stretch of an expert's tiles: its weights (or, by columns, rows) are read again for each
+    again_bytes : of what is read again
     tiles : of each stage
     share : of all rows (or columns) that is done after each stage
     """
 
     work: GroupedGemmOp
+    again_bytes: float
     tiles: tuple[int, ...]
     share: tuple[float, ...]
 
@@ -121,7 +125,8 @@ def staged(work: GroupedGemmOp, chain: Chain, parameters: Mapping[str, Any]) -> 
     if order == "columns":
         panel = -(-work.n // stages)
         each = sum(-(-count // bm) for count in rows) * -(-panel // bn)
-        return Stages(replace(work, rows=tuple(rows * stages), n=panel), (each,) * stages, evenly)
+        again = float(sum(rows) * work.k * dtype_bytes(work.dtype))
+        return Stages(replace(work, rows=tuple(rows * stages), n=panel), again, (each,) * stages, evenly)
     products: list[list[int]] = [[] for _ in range(stages)]
     for number, count in enumerate(rows):
         if order == "experts":
@@ -138,16 +143,22 @@ def staged(work: GroupedGemmOp, chain: Chain, parameters: Mapping[str, Any]) -> 
     tiles = tuple(sum(-(-count // bm) for count in stage) * across for stage in products)
     done = itertools.accumulate(sum(stage) / sum(rows) for stage in products)
     share = tuple(done) if order == "experts" else evenly
-    return Stages(replace(work, rows=tuple(count for stage in products for count in stage if count)), tiles, share)
+    split = replace(work, rows=tuple(count for stage in products for count in stage if count))
+    return Stages(split, float(len(rows) * work.n * work.k * dtype_bytes(work.dtype)), tiles, share)
 
 
-def kernel_of(prices: PriceBook, stages: Stages, parameters: Mapping[str, Any]) -> GroupedCost:
+def kernel_of(prices: PriceBook, work: GroupedGemmOp, stages: Stages, parameters: Mapping[str, Any]) -> GroupedCost:
     """The fused kernel without its communication; rows are found by index.
 
+    What stages read again comes from memory each time, unless it stays in L2 beside what streams through.
     Before Hopper every CTA reads its indices and its flag first; later kernels read the next tile's while they compute.
     """
-    slowdown = SLOWDOWN[parameters.get("template", "cutlass")]
-    cost = prices.expert_gemm(replace(stages.work, looped=False), tuple(parameters["tile"]), slowdown)
+    slowdown, tile = SLOWDOWN[parameters.get("template", "cutlass")], tuple(parameters["tile"])
+    cost = prices.expert_gemm(replace(stages.work, looped=False), tile, slowdown)
+    if stages.again_bytes <= STAYS * prices.cluster.device.l2_bytes:
+        least = prices.expert_gemm(replace(work, looped=False), tile, slowdown)
+        tiles = cost.grid.num_tiles / least.grid.num_tiles
+        cost = cost.scaled(min(1.0, tiles * least.duration_s / cost.duration_s))
     if mechanism(prices.cluster.device) == "registers":
         cost = cost.scaled(1 + 2 * prices.flag_s / cost.tile_time_s)
     return cost
@@ -235,7 +246,7 @@ def departures(chain: Chain, stages: Stages, parameters: Mapping[str, Any]) -> l
 def closed_form_s(prices: PriceBook, chain: Chain, parameters: Mapping[str, Any]) -> float:
     """Time without contention; what orders candidates."""
     stages = staged(work_of(chain), chain, parameters)
-    kernel, sms = kernel_of(prices, stages, parameters), checked_sms(prices, chain, parameters)
+    kernel, sms = kernel_of(prices, work_of(chain), stages, parameters), checked_sms(prices, chain, parameters)
     left, pieces = prices.cluster.device.num_sms - sms, num_pieces(chain, parameters)
     if sms:
         piece_s = moving_price(prices, chain, parameters)[0] / pieces

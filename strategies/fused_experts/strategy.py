@@ -160,7 +160,8 @@ class FusedExperts(Strategy):
     def findings(self, context: Context, parameters: Parameters) -> tuple[Finding, ...]:
         """Say what the kernel was priced at, and what was believed of copies and of SMs that communicate."""
         chain, prices = read_chain(context.graph), context.prices
-        kernel = kernel_of(prices, staged(work_of(chain), chain, parameters), parameters)
+        work = work_of(chain)
+        kernel = kernel_of(prices, work, staged(work, chain, parameters), parameters)
         slowdown = SLOWDOWN[parameters.get("template", "cutlass")]
         priced = (
             f"{self.name} kernel priced at {slowdown:.3g} x the library's grouped GEMM of its tile, rows found by "

@@ -40,7 +40,7 @@ def fetch_then_multiply(gpu: Gpu, context: Context, chain: Chain, parameters: Ma
     """One launch whose tiles wait for the ranks that their rows come from; own rows first."""
     prices, builder, op, work = gpu.prices, gpu.builder, chain.collective, work_of(chain)
     stages, sms = staged(work, chain, parameters), checked_sms(prices, chain, parameters)
-    kernel, pieces = kernel_of(prices, stages, parameters), num_pieces(chain, parameters)
+    kernel, pieces = kernel_of(prices, work_of(chain), stages, parameters), num_pieces(chain, parameters)
     seconds, demands = prices.hbm_pass(LIST_BYTES * sum(work.rows))
     lists = gpu.add_transfer(
         seconds, demands, sms=min(SUM_SMS, gpu.num_sms), op=op.name, tag=f"{op.pass_} wait lists of tiles"
@@ -82,7 +82,7 @@ def multiply_then_send(gpu: Gpu, context: Context, chain: Chain, parameters: Map
     """One launch whose tiles are summed and sent to the ranks of their tokens by SMs that do nothing else."""
     prices, builder, op = gpu.prices, gpu.builder, chain.collective
     stages, sms = staged(work_of(chain), chain, parameters), checked_sms(prices, chain, parameters)
-    kernel, pieces = kernel_of(prices, stages, parameters), num_pieces(chain, parameters)
+    kernel, pieces = kernel_of(prices, work_of(chain), stages, parameters), num_pieces(chain, parameters)
     calls = CALLS_BEFORE + (0 if op.kind == "reduce_scatter" else CALLS_AFTER)
     multiply = gpu.add_gemm(
         chain.gemm, kernel, sms=gpu.num_sms - sms, launches=1 + calls, tag=f"{chain.gemm.pass_} fused gemm"
