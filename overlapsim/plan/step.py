@@ -25,11 +25,11 @@ class StepPlanInputs:
     dtype : of the model instead of its own; None: its own
     objective : what plans are ranked by
     constraints : rules on degrees and settings, such as ``tp<=8`` and ``recompute=full``
-    schedules : that were tried; empty: the planner's
+    schedules, dispatchers : that were tried; empty: the planner's
     memory_bytes : of one GPU, that a plan may use; None: all of its HBM
     recipe : name of the kernels that run
     stack, sustained_clock : how kernels are launched; clock of a long run over that of a short benchmark
-    allow : choices that change results and were allowed: ``fp8``, ``compression``
+    allow : choices that change results and were allowed (`planner.allowed.ALLOWED`)
     perturbation : under which plans were ranked; empty: none
     uneven, exhaustive, top : settings of the search
     """
@@ -54,6 +54,7 @@ class StepPlanInputs:
     uneven: bool = False
     exhaustive: bool = False
     top: int = 5
+    dispatchers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,11 @@ class StepSettings:
     stage_layers : layers of each chunk of the model where they are uneven; empty: even
     schedule, p2p, scatter_gather : the pipeline's, and how its transfers stand to computation
     recompute, recompute_modules, recompute_method, recompute_layers : what the backward pass rebuilds
-    fp8 : linear layers multiply in fp8
+    fp8, compress : linear layers multiply in fp8; what is narrowed on its way (`workload.recipe.COMPRESSIONS`)
+    dispatcher : how tokens reach experts
     dp_overlap, bucket_bytes, reshard : what of data parallelism is overlapped, in which pieces; whether ZeRO 3 drops
         parameters after use
+    dp_sync : whether replicas inside a node sum before those of others
     rings, rank_order : of the library across nodes; which degrees fill the ranks first
     arranging : strategies that arrange whole graphs, in order, each with its parameters
     """
@@ -94,6 +97,9 @@ class StepSettings:
     rings: str
     rank_order: tuple[str, ...]
     arranging: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    dispatcher: str = "all_to_all"
+    compress: tuple[str, ...] = ()
+    dp_sync: str = "hierarchical"
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from typing import Final
 import numpy as np
 
 from overlapsim.errors import LayoutError, StrategyError
+from overlapsim.planner.layer_times import PAIR_GROUPS, Hides
 from overlapsim.planner.layout_bounds import FAMILY, SHARDED, LayoutBounds, Rows
-from overlapsim.planner.overlap_choice import OverlapChooser
+from overlapsim.planner.pair_choice import PairChooser
 from overlapsim.planner.pipeline_path import PipelinePaths
 from overlapsim.planner.screen import PAIRED, SPLIT, Float, is_schedule
 from overlapsim.planner.space import Space
@@ -28,6 +29,8 @@ PLAN: Final = ("tp", "sp", "cp", "ep", "etp", "pp", "dp")
 """Columns by which plans are told apart: other settings of one layout are its twins."""
 _MEMORY: Final = (*PLAN, "sequence_parallel", "micro_batch", "vpp", "schedule", "recompute")
 _ALL: Final = (*_MEMORY, "zero", "dp_overlap")
+HIDES: Final[tuple[Hides, Hides]] = ("nothing", "pairs")
+"""Of candidates without, and with strategies."""
 _WHOLE: Final[tuple[Which, ...]] = ("backward",)
 _HALVES: Final[tuple[Which, ...]] = ("input_grad", "weight_grad")
 _PASSES: Final[tuple[Which, ...]] = ("forward", *_WHOLE, *_HALVES)
@@ -86,6 +89,7 @@ class Funnel:
     top : plans that are asked for, told apart by `PLAN`
     overlap : whether strategies may be chosen, and the library's kernels used
     models : results of cost models
+    chooser : of strategies for tensor-parallel pairs
     say : told now and then how far it is
     """
 
@@ -95,6 +99,7 @@ class Funnel:
     top: int
     overlap: tuple[bool, bool]
     models: dict[object, object]
+    chooser: PairChooser
     say: Callable[[str], None]
     ran: list[Ran] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -103,7 +108,7 @@ class Funnel:
     def __post_init__(self) -> None:
         self._queue: list[tuple[float, int, Stage, _Some]] = []
         self._number = itertools.count()
-        self._paths, self._chooser = PipelinePaths(), OverlapChooser()
+        self._paths = PipelinePaths()
         self._best: dict[tuple[int, ...], float] = {}
         self._serial = self._limit = float("inf")
         self._fits: dict[tuple[int, ...], bool] = {}
@@ -142,14 +147,14 @@ class Funnel:
     def _family(self, some: _Some) -> None:
         """Price the layers."""
         for strategies in self._variants(int(some.rows[0])):
-            better = np.maximum(some.bounds, self.bounds.layered(some.rows, strategies=strategies))
+            better = np.maximum(some.bounds, self.bounds.layered(some.rows, hides=HIDES[strategies]))
             every = replace(some, strategies=strategies)
             for places in self.bounds.shapes(some.rows):
                 self._push(self._shape, every.part(places, better))
 
     def _shape(self, some: _Some) -> None:
         """Price what stands between and behind the layers."""
-        better = np.maximum(some.bounds, self.bounds.priced(some.rows, strategies=some.strategies))
+        better = np.maximum(some.bounds, self.bounds.priced(some.rows, hides=HIDES[some.strategies]))
         if some.strategies:
             for places in self._alike(some.rows, ("recompute",)):
                 self._push(self._choice, some.part(places, better))
@@ -167,7 +172,8 @@ class Funnel:
         plain = (c["zero"][some.rows] != SHARDED) & ~is_schedule(c["schedule"][some.rows], PAIRED)
         layers = self._layers(some.rows[plain], composition) if plain.any() else None
         if layers is not None:
-            better = np.where(plain, np.maximum(better, self.bounds.simulated(some.rows, layers)), better)
+            simulated = self.bounds.simulated(some.rows, layers, hides="pairs")
+            better = np.where(plain, np.maximum(better, simulated), better)
         self._push_pipelines(replace(some, bounds=better))
 
     def _push_pipelines(self, some: _Some) -> None:
@@ -255,7 +261,8 @@ class Funnel:
         prices = self.bounds.prices(row)
         key = (*self._values(row, (*FAMILY, "recompute")), prices.groups.get("tp"))
         if key not in self._compositions:
-            self._compositions[key] = self._chooser.composition(self.step(row, NO_STRATEGY), prices)
+            pairs = self.chooser.pairs(self.step(row, NO_STRATEGY), prices, PAIR_GROUPS)
+            self._compositions[key] = Composition(pairs=pairs)
         found = self._compositions[key]
         return found if found.pairs else None
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Final
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from operator import add
+from typing import Final, Literal
 
 from overlapsim.cost.prices import PriceBook
 from overlapsim.planner.bounds import lower_bound_s
 from overlapsim.workload.build import GraphBuilder, Half, modules_of
 from overlapsim.workload.model import Layer
-from overlapsim.workload.operators import COMPUTE, CollectiveOp, GemmOp, Operator, OperatorGraph
+from overlapsim.workload.operators import (
+    COMPUTE,
+    CollectiveOp,
+    GemmOp,
+    GroupedGemmOp,
+    KernelOp,
+    Operator,
+    OperatorGraph,
+)
 from overlapsim.workload.recompute import Recompute
 
 Seconds = Callable[[Operator], float]
@@ -27,6 +36,15 @@ FIELDS: Final = (*PASSES, *AGAIN)
 STRATEGY_GEMM: Final = 0.94
 """A strategy's kernel over the library's, at least: GEMMs cut in pieces may be a little cheaper together than whole,
 since models are not monotone (`cost.gemm_prices.PIECES`)."""
+GROUPS: Final = ("tp", "sp", "cp", "ep", "etp", "etp_ep")
+"""Groups whose collectives strategies hide; the first are those of pairs that every layout is searched with."""
+PAIR_GROUPS: Final = GROUPS[:1]
+Hides = Literal["nothing", "pairs", "all"]
+"""What strategies hide: nothing, collectives of `PAIR_GROUPS` in their pairs, or any of a layer's."""
+NO_WIRES: Final = (0.0,) * len(GROUPS)
+EXPERTS: Final = ("ep", "etp", "etp_ep")
+FUSED: Final = ("moe.permute", "moe.unpermute")
+"""Kernels whose work a strategy may do in its own."""
 
 
 @dataclass(frozen=True)
@@ -37,27 +55,34 @@ class Times:
     ----------
     chain : until the compute stream is done, with the library's kernels: it issues in order and waits for other streams
     computing : kernels alone, whatever collectives take
-    free : the compute stream without tensor-parallel collectives, whose GEMMs a strategy may have cut
-    wire : tensor-parallel collectives at the links' rate, which no strategy can beat
+    free : the compute stream without collectives of `PAIR_GROUPS`, whose GEMMs a strategy may have cut
+    least : kernels of the compute stream alone, as any strategy may have them
+    wires : collectives of each of `GROUPS` at the links' rate, which no strategy can beat
     """
 
     chain: float = 0.0
     computing: float = 0.0
     free: float = 0.0
-    wire: float = 0.0
+    least: float = 0.0
+    wires: tuple[float, ...] = NO_WIRES
 
     def __add__(self, other: Times) -> Times:
         """Both, one after the other."""
-        return Times(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Times)))
+        return Times(
+            self.chain + other.chain,
+            self.computing + other.computing,
+            self.free + other.free,
+            self.least + other.least,
+            tuple(map(add, self.wires, other.wires)),
+        )
 
-    def times(self, count: float) -> Times:
-        """The same `count` times."""
-        return Times(*(getattr(self, field.name) * count for field in fields(Times)))
-
-    @property
-    def overlapped(self) -> float:
-        """Least time with strategies for the pairs of the tensor-parallel group."""
-        return min(self.chain, max(self.free, self.wire))
+    def at_least(self, hides: Hides) -> float:
+        """Least time with strategies: computation still runs on one stream, and bytes on their links."""
+        if hides == "nothing":
+            return self.chain
+        if hides == "pairs":
+            return min(self.chain, max(self.free, *self.wires[: len(PAIR_GROUPS)]))
+        return min(self.chain, max(self.least, *self.wires))
 
 
 def times_of(
@@ -70,8 +95,9 @@ def times_of(
     """
     end: dict[int, float] = {}
     streams: dict[str, float] = {}
-    computing = free = on_wire = 0.0
-    cut = _cut(graph)
+    computing = free = least = 0.0
+    wires = dict.fromkeys(GROUPS, 0.0)
+    in_pairs, cut = _cut(graph, PAIR_GROUPS), _cut(graph, GROUPS)
     for position, op in enumerate(graph.operators):
         if op.pass_ not in keep:
             continue
@@ -80,21 +106,30 @@ def times_of(
         end[position] = streams[stream] = max(start, streams.get(stream, 0.0)) + own
         if not isinstance(op, CollectiveOp):
             computing += own
-            free += (own * STRATEGY_GEMM if position in cut else own) if stream == COMPUTE else 0.0
-        elif op.group == "tp":
-            on_wire += wire(op)
-        elif stream == COMPUTE:
+            if stream == COMPUTE:
+                free += own * STRATEGY_GEMM if position in in_pairs else own
+                least += 0.0 if op.name in FUSED else own * STRATEGY_GEMM if position in cut else own
+            continue
+        if op.group in wires and op.route is None:
+            wires[op.group] += wire(op)
+        if stream == COMPUTE and op.group not in PAIR_GROUPS:
             free += own
-    return Times(streams.get(COMPUTE, 0.0), computing, free, on_wire)
+    return Times(streams.get(COMPUTE, 0.0), computing, free, least, tuple(wires.values()))
 
 
-def _cut(graph: OperatorGraph) -> set[int]:
-    """Positions of GEMMs that stand beside a tensor-parallel collective."""
+def _cut(graph: OperatorGraph, groups: Collection[str]) -> set[int]:
+    """Positions of GEMMs that a strategy may take with a collective over one of some groups.
+
+    Between experts and their exchange there may stand a permute.
+    """
     found = set()
+    if any(op.group in EXPERTS and op.group in groups for op in graph.of_type(CollectiveOp)):
+        kernels = enumerate(graph.operators)
+        found = {i for i, op in kernels if isinstance(op, KernelOp) and isinstance(op.work, GroupedGemmOp)}
     for pair in graph.dependencies:
         gemms = [i for i in pair if isinstance(graph.operators[i], GemmOp)]
         others = [graph.operators[i] for i in pair if i not in gemms]
-        if gemms and any(isinstance(op, CollectiveOp) and op.group == "tp" for op in others):
+        if gemms and any(isinstance(op, CollectiveOp) and op.group in groups for op in others):
             found.update(gemms)
     return found
 

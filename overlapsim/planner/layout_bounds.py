@@ -13,7 +13,7 @@ import numpy.typing as npt
 from overlapsim.cost.prices import PriceBook
 from overlapsim.planner.bounds import lower_bound_s
 from overlapsim.planner.data_parallel import DataParallel
-from overlapsim.planner.layer_times import LayerTimes, Times
+from overlapsim.planner.layer_times import Hides, LayerTimes, Times
 from overlapsim.planner.pipeline_path import Path, transfer_s
 from overlapsim.planner.screen import PAIRED, ROUNDING, Float, Parts, is_schedule, step_bounds
 from overlapsim.planner.space import RECOMPUTES, Space
@@ -77,12 +77,12 @@ class LayoutBounds:
         cuts = np.flatnonzero((pp[1:] != pp[:-1]) | (dp[1:] != dp[:-1])) + 1
         return np.split(np.arange(len(rows)), cuts)
 
-    def hardware(self, *, strategies: bool) -> Float:
+    def hardware(self, *, hides: Hides) -> Float:
         """Bounds of all candidates from FLOP, compulsory bytes and wires, whatever kernels and libraries do.
 
         Parameters
         ----------
-        strategies : whether strategies may hide tensor-parallel collectives
+        hides : what strategies may hide
         """
         found = np.empty(len(self.space))
         nothing, times = PriceBook(self.inputs.cluster, 1), LayerTimes(_hardware_s)
@@ -93,30 +93,30 @@ class LayoutBounds:
             for start in range(first, end, CHUNK):
                 rows = np.arange(start, min(end, start + CHUNK))
                 scale = SLACK * self.space.columns["micro_batch"][rows].astype(np.float64)
-                parts = self._parts(rows, kinds, ends, strategies=strategies).scaled(scale)
+                parts = self._parts(rows, kinds, ends, hides=hides).scaled(scale)
                 found[rows] = self._bounds(rows, parts)
         return found
 
-    def layered(self, rows: Rows, *, strategies: bool) -> Float:
+    def layered(self, rows: Rows, *, hides: Hides) -> Float:
         """Bounds of candidates of one family from the prices of their layers alone."""
-        return self._bounds(rows, self._layer_parts(rows, strategies=strategies))
+        return self._bounds(rows, self._layer_parts(rows, hides=hides))
 
-    def priced(self, rows: Rows, *, strategies: bool) -> Float:
+    def priced(self, rows: Rows, *, hides: Hides) -> Float:
         """Bounds of candidates of one shape from the prices of all their operators."""
         row = int(rows[0])
         prices, builder = self.prices(row), self.builder(row)
-        parts = self._layer_parts(rows, strategies=strategies)
+        parts = self._layer_parts(rows, hides=hides)
         parts = self._sharded(rows, parts, builder, prices)
         return self._bounds(rows, self._around(rows, parts, prices, builder))
 
-    def simulated(self, rows: Rows, kinds: Sequence[Mapping[Which, float]]) -> Float:
+    def simulated(self, rows: Rows, kinds: Sequence[Mapping[Which, float]], *, hides: Hides) -> Float:
         """Bounds of candidates of one shape and recompute from the seconds of each kind of layer in the engine."""
         prices, builder = self.prices(int(rows[0])), self.builder(int(rows[0]))
         layers: dict[str, Any] = {
             name: tuple(np.array(kind[which]) for kind in kinds)
             for name, which in zip(_PASSES, get_args(Which), strict=True)
         }
-        parts = replace(self._layer_parts(rows, strategies=False), **layers)
+        parts = replace(self._layer_parts(rows, hides=hides), **layers)
         return self._bounds(rows, self._around(rows, parts, prices, builder))
 
     def along(self, rows: Rows, path: Path) -> Float:
@@ -152,11 +152,11 @@ class LayoutBounds:
         """Maker of the graphs of one candidate, nothing computed again."""
         return self._builder(self.space.layout(row), int(self.space.columns["micro_batch"][row]))
 
-    def _layer_parts(self, rows: Rows, *, strategies: bool) -> Parts:
+    def _layer_parts(self, rows: Rows, *, hides: Hides) -> Parts:
         row = int(rows[0])
         prices, builder = self.prices(row), self.builder(row)
         kinds = [self._times.layer(kind, builder, prices) for kind in self._kinds]
-        return self._parts(rows, kinds, self._times.ends(builder, prices), strategies=strategies)
+        return self._parts(rows, kinds, self._times.ends(builder, prices), hides=hides)
 
     def _around(self, rows: Rows, parts: Parts, prices: PriceBook, builder: GraphBuilder) -> Parts:
         """The same with transfers, and what stands behind the pipeline."""
@@ -179,16 +179,14 @@ class LayoutBounds:
         schedule, pp, vpp = (c[name][rows] for name in ("schedule", "pp", "vpp"))
         return step_bounds(parts, self._counts, self._pipeline[rows], schedule, pp, vpp, micro_batches)
 
-    def _parts(
-        self, rows: Rows, kinds: Sequence[dict[str, Times]], ends: dict[str, Times], *, strategies: bool
-    ) -> Parts:
+    def _parts(self, rows: Rows, kinds: Sequence[dict[str, Times]], ends: dict[str, Times], *, hides: Hides) -> Parts:
         """Times of layers by what each candidate computes again; F&B pairs hide collectives like strategies do."""
         c = self.space.columns
         heads = 1 + self.space.model.num_mtp_layers
         recompute, paired = c["recompute"][rows], is_schedule(c["schedule"][rows], PAIRED)
 
         def take(times: Times) -> tuple[float, float]:
-            return times.overlapped if strategies else times.chain, times.computing
+            return times.at_least(hides), times.computing
 
         def choose(tables: Sequence[Times]) -> Float:
             table = np.array([take(times) for times in tables]).T
@@ -199,15 +197,19 @@ class LayoutBounds:
             more = {"none": Times(), "full": kind["forward"]}
             return choose([kind[name] + more.get(which, kind.get(which, Times())) for which in RECOMPUTES])
 
+        def end(name: str) -> float:
+            # Pairs are those of layers.
+            return ends[name].at_least("all" if hides == "all" else "nothing")
+
         return Parts(
             forward=tuple(choose([kind["forward"]]) for kind in kinds),
             backward=tuple(again(kind, "backward") for kind in kinds),
             input_grad=tuple(again(kind, "dgrad") for kind in kinds),
             weight_grad=tuple(choose([kind["wgrad"]]) for kind in kinds),
-            embed_forward=np.array(ends["embed forward"].chain),
-            embed_backward=np.array(ends["embed backward"].chain),
-            head_forward=np.array(ends["head forward"].chain * heads),
-            head_backward=np.array(ends["head backward"].chain * heads),
+            embed_forward=np.array(end("embed forward")),
+            embed_backward=np.array(end("embed backward")),
+            head_forward=np.array(end("head forward") * heads),
+            head_backward=np.array(end("head backward") * heads),
             transfer=np.array(0.0),
             after=np.array(0.0),
             reduced=np.array(0.0),

@@ -1,90 +1,81 @@
-"""Which overlap strategy each GEMM of a layer takes with its collective: planned once for each distinct pair."""
+"""What hides communication within the layers of a step: strategies of pairs, of whole graphs, or both."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
 from overlapsim.cost.prices import PriceBook
-from overlapsim.planner.operator import QUICK, plan_operator
+from overlapsim.errors import DeadlockError, StrategyError
+from overlapsim.planner.candidates import propose
+from overlapsim.planner.pair_choice import GAIN, WHICH, PairChooser
 from overlapsim.step.inputs import StepInputs
-from overlapsim.step.pieces import graph_builder
+from overlapsim.step.pieces import StagePieces, graph_builder
+from overlapsim.step.simulate import step_schedule
 from overlapsim.strategy.base import Context
-from overlapsim.strategy.compose import ArrangingStrategy, Chosen, Composition
+from overlapsim.strategy.compose import Chosen, Composition
 from overlapsim.strategy.registry import load_strategies
-from overlapsim.workload.build import Which
-from overlapsim.workload.operators import CollectiveOp, GemmOp, OperatorGraph
 
-GAIN: Final = 1.005
-"""A strategy is taken where it saves at least this much of its pair."""
-GROUPS: Final = ("tp",)
-"""Groups whose collectives are given to strategies together with their GEMM."""
-_WHICH: Final[tuple[Which, ...]] = ("forward", "backward")
+NOTHING: Final = Composition()
 
 
 class OverlapChooser:
-    """Chooses strategies for the tensor-parallel pairs of a step, of which none changes what is computed.
+    """Chooses the composition with which the layers of a step take least, in the engine.
 
-    Every strategy sees a pair with all SMs; what is chosen leaves each GEMM
-    the SMs that its own collective does not hold, and pairs follow one
-    another on the compute stream, so that one budget holds for all of them
-    (`compose` refuses what would exceed it).
+    Pairs and graphs are arranged by the same streams, so what is best of
+    each is also tried together: what a pair's kernel hides leaves less for
+    an order of operators to hide, and the other way round.
     """
 
     def __init__(self) -> None:
-        self.strategies = tuple(s for s in load_strategies() if not isinstance(s, ArrangingStrategy))
-        self._chosen: dict[object, Chosen | None] = {}
-
-    @property
-    def num_planned(self) -> int:
-        """Distinct pairs that were planned so far."""
-        return len(self._chosen)
+        self.pairs = PairChooser()
+        self.strategies = load_strategies(scope="graph")
 
     def composition(self, inputs: StepInputs, prices: PriceBook) -> Composition:
-        """Best strategy of each (operator, pass) whose GEMM has a collective of its own, by name.
+        """The fastest composition; empty where nothing saves enough.
 
         Parameters
         ----------
-        inputs : the step; its layers' graphs are looked at
+        inputs : the step without strategies; how its parameters are sharded is not looked at
         prices : with its groups placed
         """
+        inputs = replace(inputs, layout=replace(inputs.layout, zero=0), composition=NOTHING)
+        best, least_s = NOTHING, self.layer_seconds(inputs, prices, NOTHING)
+        assert least_s is not None, "library kernels always run"
+        for option in self._options(inputs, prices):
+            seconds = self.layer_seconds(inputs, prices, option)
+            if seconds is not None and least_s >= GAIN * seconds:
+                best, least_s = option, seconds
+        return best
+
+    def _options(self, inputs: StepInputs, prices: PriceBook) -> Iterator[Composition]:
+        pairs = self.pairs.pairs(inputs, prices)
+        graphs = list(self._arranging(inputs, prices))
+        yield from (Composition(pairs=pairs) for _ in range(bool(pairs)))
+        for own, chosen in itertools.product(({}, pairs) if pairs else ({},), graphs):
+            yield Composition((chosen,), own)
+
+    def _arranging(self, inputs: StepInputs, prices: PriceBook) -> Iterator[Chosen]:
+        """Strategies that take a layer's graph, each with the first of its parameters."""
         builder = graph_builder(inputs)
-        pairs: dict[tuple[str, str], Chosen] = {}
-        for layer in inputs.model.kinds:
-            for which in _WHICH:
-                for name, pair in _pairs(builder.layer(layer, which)):
-                    chosen = self._choose(pair, prices)
-                    if chosen is not None:
-                        pairs.setdefault(name, chosen)
-        return Composition(pairs=pairs)
+        graphs = [builder.layer(layer, which) for layer in inputs.model.kinds for which in WHICH]
+        for strategy in self.strategies:
+            for context in (Context(graph, prices) for graph in graphs):
+                if strategy.applies_to(context).applies:
+                    yield Chosen(strategy, next(propose(strategy.parameters(context))).parameters)
+                    break
 
-    def _choose(self, pair: OperatorGraph, prices: PriceBook) -> Chosen | None:
-        """Plan a pair, or take what was chosen for its like: names and passes do not matter."""
-        collective = next(pair.of_type(CollectiveOp))
-        alike = tuple(replace(op, name="mlp.fc1", pass_="fwd") for op in pair.operators)
-        key = (alike, prices.groups.get(collective.group))
-        if key not in self._chosen:
-            result = plan_operator(
-                Context(pair, replace(prices, ranks=collective.ranks)), self.strategies, effort=QUICK
+    def layer_seconds(self, inputs: StepInputs, prices: PriceBook, composition: Composition) -> float | None:
+        """Forward and backward of a micro-batch through all layers; None where strategies do not go together."""
+        asked = replace(inputs, composition=composition)
+        try:
+            pieces = StagePieces(asked, prices, step_schedule(asked))
+            return sum(
+                count * pieces.layer(kind, which).duration_s
+                for kind, count in inputs.model.kinds.items()
+                for which in WHICH
             )
-            best = result.best
-            worth = best.strategy.overlaps and best.best is not None and best.speedup >= GAIN
-            self._chosen[key] = Chosen(best.strategy, best.best.parameters) if worth and best.best else None
-        return self._chosen[key]
-
-
-def _pairs(graph: OperatorGraph) -> Iterator[tuple[tuple[str, str], OperatorGraph]]:
-    """GEMMs with a dependent collective over a tensor-parallel group, by name and pass; the first of each."""
-    found: set[tuple[str, str]] = set()
-    for a, b in graph.dependencies:
-        first, second = graph.operators[a], graph.operators[b]
-        if isinstance(first, GemmOp) == isinstance(second, GemmOp):
-            continue
-        gemm, collective = (first, second) if isinstance(first, GemmOp) else (second, first)
-        if not isinstance(collective, CollectiveOp) or not isinstance(gemm, GemmOp):
-            continue
-        name = (gemm.name, gemm.pass_)
-        if collective.group in GROUPS and name == (collective.name, collective.pass_) and name not in found:
-            found.add(name)
-            yield name, OperatorGraph((first, second), ((0, 1),))
+        except (StrategyError, DeadlockError):
+            return None

@@ -8,7 +8,8 @@ from typing import Final
 
 from overlapsim.errors import PlanError
 from overlapsim.plan import Finding
-from overlapsim.planner.search import Found, PlanRequest
+from overlapsim.planner.found import Found
+from overlapsim.planner.search import PlanRequest
 from overlapsim.planner.space import DEGREES
 from overlapsim.step.perturb import Perturbation
 from overlapsim.step.simulate import StepResult, simulate_step

@@ -9,13 +9,16 @@ from typing import Final
 
 from overlapsim.errors import PlanError
 from overlapsim.hardware.profile import Cluster
-from overlapsim.planner.funnel import PLAN, Funnel, Ran
+from overlapsim.planner.found import Found, best_of
+from overlapsim.planner.funnel import HIDES, Funnel, Ran
 from overlapsim.planner.layout_bounds import LayoutBounds
 from overlapsim.planner.memory_screen import least_bytes
 from overlapsim.planner.nearest import nearest_changes
+from overlapsim.planner.overlap_choice import OverlapChooser
+from overlapsim.planner.refine import Refiner
 from overlapsim.planner.space import OVERLAPS, RECOMPUTES, SCHEDULE_NAMES, Axes, Constraint, Space, enumerate_space
 from overlapsim.step.inputs import DP_OVERLAPS, StepInputs
-from overlapsim.step.simulate import StepResult, simulate_step
+from overlapsim.step.simulate import simulate_step
 from overlapsim.strategy.compose import Composition
 from overlapsim.units import format_bytes
 from overlapsim.workload.model import ModelSpec
@@ -23,8 +26,6 @@ from overlapsim.workload.recipe import Recipe
 from overlapsim.workload.recompute import Recompute
 
 TOP: Final = 5
-TWINS: Final = 4
-"""Settings of one layout that are returned at most, the fastest among those that were run."""
 
 
 @dataclass(frozen=True)
@@ -59,22 +60,6 @@ class PlanRequest:
     def limit_bytes(self) -> float:
         """Memory of a GPU that a plan may use."""
         return self.cluster.device.hbm_bytes if self.memory_bytes is None else self.memory_bytes
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """One candidate that the engine ran.
-
-    Attributes
-    ----------
-    row : in the space
-    bound_s : what was known before: the engine's time is at least that
-    result : of `simulate_step`, without ranges
-    """
-
-    row: int
-    bound_s: float
-    result: StepResult
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +123,7 @@ def search(request: PlanRequest, progress: Callable[[str], None] | None = None) 
     left_out = total - _count(space, overlap)
     say(f"{total - left_out:,} may fit")
     models: dict[object, object] = {}
+    chooser = OverlapChooser()
     funnel = Funnel(
         LayoutBounds(space, step_inputs(request, space, 0), models),
         lambda row, composition: step_inputs(request, space, row, composition),
@@ -145,12 +131,13 @@ def search(request: PlanRequest, progress: Callable[[str], None] | None = None) 
         request.top,
         overlap,
         models,
+        chooser.pairs,
         say,
     )
     if request.exhaustive:
         funnel.run_all()
     else:
-        bounds = funnel.bounds.hardware(strategies=overlap[1])
+        bounds = funnel.bounds.hardware(hides=HIDES[overlap[1]])
         say(f"bounded by hardware; the least is {bounds.min():.3g} s")
         funnel.run(bounds)
     if not funnel.ran:
@@ -159,10 +146,20 @@ def search(request: PlanRequest, progress: Callable[[str], None] | None = None) 
     counts["does not fit into memory"] = counts.get("does not fit into memory", 0) + left_out
     counts["bound above the best found"] = total - len(funnel.ran) - sum(counts.values())
     pruned |= {reason: count for reason, count in counts.items() if count}
-    best = [_found(request, space, ran, models) for ran in _chosen(funnel.ran, space, request.top)]
-    plain = min((ran for ran in funnel.ran if not ran.composition.pairs), key=lambda ran: ran.seconds, default=None)
-    same = next((found for found in best if plain is not None and _same(found, plain)), None)
-    serial = same or (None if plain is None else _found(request, space, plain, models))
+    refiner = None
+    if overlap[1]:
+        pairs = request.axes.schedule == Axes().schedule
+        refiner = Refiner(request.limit_bytes, models, chooser, request.axes.dispatcher, pairs=pairs)
+        say("refining the best")
+    best = best_of(
+        funnel.ran,
+        lambda ran: step_inputs(request, space, ran.row, ran.composition),
+        space,
+        request.top,
+        models,
+        refiner,
+    )
+    serial = _serial(request, space, funnel.ran, best, models)
     return SearchResult(space, tuple(best), serial, pruned, total, len(funnel.ran), time.perf_counter() - began)
 
 
@@ -195,26 +192,18 @@ def _count(space: Space, overlap: tuple[bool, bool]) -> int:
     return overlap[0] * len(space) + overlap[1] * int((space.columns["tp"] > 1).sum())
 
 
-def _chosen(ran: Sequence[Ran], space: Space, top: int) -> list[Ran]:
-    """Runs of the best layouts, in order: the best of each, and its next."""
-    layouts: dict[tuple[int, ...], int] = {}
-    kept = []
-    for entry in sorted(ran, key=lambda entry: (entry.seconds, entry.row, bool(entry.composition.pairs))):
-        plan = tuple(int(space.columns[name][entry.row]) for name in PLAN)
-        if plan in layouts or len(layouts) < top:
-            layouts[plan] = layouts.get(plan, 0) + 1
-            if layouts[plan] <= TWINS:
-                kept.append(entry)
-    return kept
-
-
-def _found(request: PlanRequest, space: Space, ran: Ran, models: dict[object, object]) -> Found:
-    inputs = step_inputs(request, space, ran.row, ran.composition)
-    return Found(ran.row, ran.bound_s, simulate_step(inputs, ranges=False, models=models))
-
-
-def _same(found: Found, ran: Ran) -> bool:
-    return found.row == ran.row and bool(found.result.inputs.composition.pairs) == bool(ran.composition.pairs)
+def _serial(
+    request: PlanRequest, space: Space, ran: Sequence[Ran], best: Sequence[Found], models: dict[object, object]
+) -> Found | None:
+    """The fastest run without strategies; it may be among the best."""
+    plain = min((entry for entry in ran if not entry.composition.strategies), key=lambda e: e.seconds, default=None)
+    if plain is None:
+        return None
+    inputs = step_inputs(request, space, plain.row)
+    for found in best:
+        if found.row == plain.row and found.result.inputs == inputs:
+            return found
+    return Found(plain.row, plain.bound_s, simulate_step(inputs, ranges=False, models=models))
 
 
 def _reasons(pruned: Mapping[str, int]) -> str:

@@ -14,6 +14,7 @@ from overlapsim.errors import PlanError
 from overlapsim.planner.pruned_words import shared_reason
 from overlapsim.schedule.pipeline_kinds import SCHEDULES
 from overlapsim.step.inputs import DP_OVERLAPS, DpOverlap
+from overlapsim.workload.dispatchers import Dispatcher
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.layout_rules import Job, layout_reasons
 from overlapsim.workload.model import ModelSpec, MoE
@@ -33,6 +34,8 @@ NAMED: Final[Mapping[str, Sequence[str]]] = {
 """Columns that hold positions in a list of names."""
 OVERLAPS: Final = ("library", "strategies")
 """Kernels of the library one after another, or each operator's best overlap strategy."""
+DISPATCHERS: Final[tuple[Dispatcher, ...]] = ("all_to_all", "all_gather", "hierarchical", "deepep")
+"""Those that training frameworks have for any model and machine."""
 MOST_LAYOUTS: Final = 20_000
 MOST_CP: Final = 64
 # Columns of a layout without its chunks, and what divides it further.
@@ -51,6 +54,7 @@ class Axes:
     micro_batch : sequences; None takes all that divide
     zero, recompute, dp_overlap, schedule, overlap : values tried; by default no schedule that needs another's memory
         without being faster (GPipe), nor those that few frameworks have
+    dispatcher : ways to experts that are tried on the best layouts
     sequence_parallel : values tried with tp above 1
     uneven : whether layers that do not divide are spread as evenly as can be
     """
@@ -62,6 +66,7 @@ class Axes:
     dp_overlap: tuple[DpOverlap, ...] = DP_OVERLAPS
     schedule: tuple[str, ...] = ("1f1b", "interleaved", "zb_h1")
     overlap: tuple[str, ...] = OVERLAPS
+    dispatcher: tuple[Dispatcher, ...] = DISPATCHERS
     sequence_parallel: tuple[bool, ...] = (True, False)
     uneven: bool = False
 

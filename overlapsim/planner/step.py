@@ -9,8 +9,9 @@ from typing import Final
 
 from overlapsim.errors import PlanError, ProfileError, UsageError
 from overlapsim.plan import Finding, Objective
+from overlapsim.planner.found import Found
 from overlapsim.planner.robust import ROBUST, by_high_end, degrees_of
-from overlapsim.planner.search import Found, PlanRequest, SearchResult, search
+from overlapsim.planner.search import PlanRequest, SearchResult, search
 from overlapsim.planner.step_bound import step_lower_bound_s
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.perturb import NONE, Perturbation

@@ -28,14 +28,15 @@ from overlapsim.step.inputs import StepInputs
 from overlapsim.step.pieces import graph_builder
 from overlapsim.step.simulate import StepResult, step_prices
 from overlapsim.strategy.base import Context
+from overlapsim.strategy.chains import is_gemm
 from overlapsim.strategy.compose import Chosen, Composition, find_pieces
 from overlapsim.strategy.registry import load_strategy
 from overlapsim.workload.build import Which
 from overlapsim.workload.layout import KEYS, Layout
 from overlapsim.workload.layout_rules import Job
 from overlapsim.workload.model import ModelSpec
-from overlapsim.workload.operators import CollectiveOp, GemmOp
-from overlapsim.workload.recipe import RECIPES
+from overlapsim.workload.operators import CollectiveOp
+from overlapsim.workload.recipe import RECIPES, Recipe
 from overlapsim.workload.recompute import Recompute
 
 _WHICH: Final[tuple[Which, ...]] = ("forward", "backward")
@@ -108,6 +109,9 @@ def settings_of(inputs: StepInputs) -> StepSettings:
         reshard=i.reshard,
         rings=i.rings,
         rank_order=i.rank_order,
+        dispatcher=i.recipe.dispatcher,
+        compress=i.recipe.compress,
+        dp_sync=i.dp_sync,
         arranging=tuple((chosen.strategy.name, dict(chosen.parameters)) for chosen in i.composition.arranging),
     )
 
@@ -119,11 +123,11 @@ def operators_of(inputs: StepInputs) -> Iterator[OperatorSettings]:
     for layer in inputs.model.kinds:
         for which in _WHICH:
             graph = builder.layer(layer, which)
-            here = {(op.name, op.pass_) for op in graph.of_type(GemmOp)} - said
+            here = {(op.name, op.pass_) for op in graph.operators if is_gemm(op)} - said
             pairs = {key: chosen for key, chosen in inputs.composition.pairs.items() if key in here}
             for piece in find_pieces(graph, pairs):
                 part = graph.part(piece.operators)
-                gemm, collective = next(part.of_type(GemmOp)), next(part.of_type(CollectiveOp))
+                gemm, collective = next(filter(is_gemm, part.operators)), next(part.of_type(CollectiveOp))
                 if (gemm.name, gemm.pass_) in said:
                     continue
                 said.add((gemm.name, gemm.pass_))
@@ -217,13 +221,30 @@ def step_inputs_of(asked: StepPlanInputs, entry: StepCandidate, model: ModelSpec
             s.recompute_method,  # type: ignore[arg-type]
             s.recompute_layers,
         ),
-        recipe=replace(RECIPES[asked.recipe], fp8=s.fp8),
+        recipe=_recipe(RECIPES[asked.recipe], s),
         stack=asked.stack,
         dp_overlap=s.dp_overlap,  # type: ignore[arg-type]
         bucket_bytes=s.bucket_bytes,
         reshard=s.reshard,
         rings=s.rings,  # type: ignore[arg-type]
         rank_order=s.rank_order,
+        dp_sync=s.dp_sync,  # type: ignore[arg-type]
         sustained_clock=asked.sustained_clock,
         composition=Composition(arranging, pairs),
+    )
+
+
+def _recipe(recipe: Recipe, settings: StepSettings) -> Recipe:
+    """The recipe that was asked for, with what a plan's settings change of it.
+
+    Raises
+    ------
+    WorkloadError
+        If a setting is unknown.
+    """
+    return replace(
+        recipe,
+        fp8=settings.fp8,
+        compress=settings.compress,  # type: ignore[arg-type]
+        dispatcher=settings.dispatcher,  # type: ignore[arg-type]
     )

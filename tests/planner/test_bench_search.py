@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from overlapsim.hardware.loading import load_cluster
+from overlapsim.planner.funnel import HIDES
 from overlapsim.planner.layout_bounds import LayoutBounds
 from overlapsim.planner.memory_screen import least_bytes
 from overlapsim.planner.search import PlanRequest, SearchResult, search, step_inputs
@@ -53,8 +54,8 @@ def test_screen(benchmark: object) -> None:
         inputs = step_inputs(request, space, 0)
         least_bytes(space, inputs)
         bounds = LayoutBounds(space, inputs, {})
-        for strategies in (False, True):
-            bounds.hardware(strategies=strategies)
+        for hides in HIDES:
+            bounds.hardware(hides=hides)
         return space
 
     space = benchmark.pedantic(screen, rounds=1, warmup_rounds=1)  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlapsim.planner.layer_times import PASSES, STRATEGY_GEMM, LayerTimes, Times, times_of
+from overlapsim.planner.layer_times import GROUPS, PASSES, STRATEGY_GEMM, LayerTimes, Times, times_of
 from overlapsim.step.pieces import graph_builder
 from overlapsim.step.simulate import step_prices
 from overlapsim.workload.operators import CollectiveOp, GemmOp, OperatorGraph
@@ -34,8 +34,9 @@ def test_one_stream_takes_the_sum() -> None:
     assert times.chain == 3 + 2 + 5
     assert times.computing == 3
     assert times.free == pytest.approx(3 * STRATEGY_GEMM + 5)
-    assert times.wire == 1
-    assert times.overlapped == pytest.approx(3 * STRATEGY_GEMM + 5)
+    assert times.wires == tuple({"tp": 1.0, "ep": 1.0}.get(group, 0.0) for group in GROUPS)
+    assert times.at_least("pairs") == pytest.approx(3 * STRATEGY_GEMM + 5)
+    assert times.at_least("all") == pytest.approx(3 * STRATEGY_GEMM)
 
 
 def test_another_stream_hides_what_is_not_waited_for() -> None:
@@ -48,7 +49,8 @@ def test_another_stream_hides_what_is_not_waited_for() -> None:
 def test_wires_bound_what_strategies_hide() -> None:
     """Nothing computes while eight reduce-scatters pass: no strategy beats their bytes."""
     times = found((FC2, *[SUM] * 8), tuple((i, i + 1) for i in range(8)))
-    assert times.overlapped == 8
+    assert times.at_least("pairs") == times.at_least("all") == 8
+    assert times.at_least("nothing") == times.chain
     assert times.chain == 3 + 8 * 2
 
 
@@ -73,7 +75,7 @@ def test_a_layer_in_the_engine_takes_no_less(model: object, layout: str) -> None
         simulated = pieces.layer(layer, which).duration_s  # type: ignore[arg-type]
         assert 0.85 * simulated <= times[name].chain <= simulated * (1 + 1e-6)
         assert times[name].computing <= times[name].chain
-        assert times[name].overlapped <= times[name].chain
+        assert times[name].at_least("all") <= times[name].at_least("pairs") <= times[name].chain
 
 
 def test_halves_are_priced_once_for_all_that_share_them() -> None:
