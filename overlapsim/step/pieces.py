@@ -225,7 +225,7 @@ class StagePieces:
         if key not in self._cache:
             forward, backward = self._one_layer(first, "forward"), self._one_layer(second, "backward")
             found = [
-                self._simulate(paired(forward, backward, self.prices.operator_s)),
+                self._simulate(paired(forward, backward, self.prices.operator_s), without=PAIR_ORDERS),
                 self._alone(first, "forward") + self._alone(second, "backward"),
             ]
             both = side_by_side(forward, backward)
