@@ -67,7 +67,7 @@ def _unexplained(steps: Steps, by_id: Mapping[str, Row]) -> dict[str, Any]:
     ratio = steps.ratio(megatron, baseline).value
     return {
         "Megatron-LM over the ablation's baseline": f"{ratio:.2f} predicted from listed kernel choices and from what "
-        f"must be recomputed to fit, published {UNEXPLAINED}: no ablation of the paper explains that factor, and nothing "
+        f"must be recomputed to fit, published {UNEXPLAINED}: no ablation of the paper explains it, and nothing "
         "was tuned to give it"
     }
 
