@@ -113,7 +113,7 @@ def unit_parameters(inputs: StepInputs, entry: Entry) -> LocalParameters:
     """Parameters of a unit on one rank; norms beside embedding and logits left out."""
     model, layout = inputs.model, inputs.layout
     if entry.layer is not None:
-        return layer_parameters_local(model, entry.layer, layout)
+        return layer_parameters_local(model, entry.layer, layout, whole_shared=inputs.recipe.shared == "whole")
     rows = padded_vocabulary(model.vocabulary, layout.tp) // layout.tp if model.vocabulary else 0
     positions = model.max_positions if entry.unit == "embed" and model.positions == "learned" else 0
     return LocalParameters((rows + positions) * model.hidden)

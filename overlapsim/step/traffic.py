@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +14,7 @@ from overlapsim.step.synchronisation import INNER, OUTER, two_levels
 from overlapsim.units import dtype_bytes
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.memory_bound import MemoryOp
+from overlapsim.workload.model import Layer
 from overlapsim.workload.operators import CollectiveKind, CollectiveOp, KernelOp
 from overlapsim.workload.stage_weights import LocalParameters, layer_parameters_local, stage_parameters
 from overlapsim.workload.stages import chunk_layers, stage_layers
@@ -57,7 +58,7 @@ def stage_traffic(inputs: StepInputs, device: int) -> StageTraffic:
     Copies within nodes are reduced there first (`synchronisation.two_levels`),
     and gradients are exchanged in bf16 where the recipe compresses them.
     """
-    return traffic_of(inputs, stage_parameters(inputs.model, inputs.layout, device, inputs.job.stage_layers))
+    return traffic_of(inputs, _stage(inputs, device))
 
 
 def held_parameters(inputs: StepInputs, schedule: PipelineSchedule, device: int, copy: int = 0) -> LocalParameters:
@@ -66,23 +67,33 @@ def held_parameters(inputs: StepInputs, schedule: PipelineSchedule, device: int,
     pp, last = schedule.num_devices, schedule.num_stages - 1
     stages = [s for s in range(schedule.num_stages) if schedule.placement[copy, s] == device]
     if all(stage % pp == device for stage in stages):
-        return stage_parameters(model, layout, device, given)
+        return _stage(inputs, device)
     if schedule.num_stages == pp:
-        return stage_parameters(model, layout, stages[0], given)
+        return _stage(inputs, stages[0])
     counts = chunk_layers(layout, model.num_layers, given)
     local = LocalParameters()
     for stage in stages:
         begin = sum(counts[:stage])
         own = model.layers[begin : begin + counts[stage]]
-        local += sum((layer_parameters_local(model, layer, layout) for layer in own), start=LocalParameters())
+        local += _layers(inputs, own)
         # The ends of the model, as its first and last devices have them without being folded.
         for end, where in ((0, 0), (last, pp - 1)):
             if stage == end:
-                whole = stage_parameters(model, layout, where, given)
-                chunks = [layer for chunk in stage_layers(model, layout, where, given) for layer in chunk]
-                inner = sum((layer_parameters_local(model, layer, layout) for layer in chunks), start=LocalParameters())
+                whole = _stage(inputs, where)
+                inner = _layers(inputs, [layer for c in stage_layers(model, layout, where, given) for layer in c])
                 local += LocalParameters(whole.dense - inner.dense, whole.expert - inner.expert)
     return local
+
+
+def _stage(inputs: StepInputs, stage: int) -> LocalParameters:
+    whole = inputs.recipe.shared == "whole"
+    return stage_parameters(inputs.model, inputs.layout, stage, inputs.job.stage_layers, whole_shared=whole)
+
+
+def _layers(inputs: StepInputs, layers: Sequence[Layer]) -> LocalParameters:
+    whole = inputs.recipe.shared == "whole"
+    each = (layer_parameters_local(inputs.model, layer, inputs.layout, whole_shared=whole) for layer in layers)
+    return sum(each, start=LocalParameters())
 
 
 def traffic_of(inputs: StepInputs, local: LocalParameters) -> StageTraffic:
@@ -114,6 +125,18 @@ def traffic_of(inputs: StepInputs, local: LocalParameters) -> StageTraffic:
                     share = own / count / _shards_before(layout, groups, group)
                     op = CollectiveOp("all_gather", share, ranks, dtype, name, group=group)
                     gather.append((op, number / count if inputs.dp_overlap == "both" else 0.0))
+    if local.copied:
+        # Tensor-parallel ranks fed the copies other tokens; before data parallelism sums them, as for norms.
+        summed = CollectiveOp(
+            "all_reduce",
+            float(local.copied * width.gradient_bytes),
+            layout.tp,
+            "fp32",
+            "grad.dense",
+            "wgrad",
+            group="tp",
+        )
+        reduce.insert(0, (summed, 1.0))
     # What is ready within the node at once hides behind what leaves it: that is issued first of all that leaves.
     reduce.sort(key=lambda entry: (entry[1], entry[0].group == OUTER))
     gather.sort(key=lambda entry: entry[1])

@@ -201,7 +201,9 @@ class MemoryModel:
     def _states(self, layout: Layout, stage: int) -> tuple[tuple[float, float, float], float]:
         """Parameters, gradients and optimizer state, and the buffers of ZeRO."""
         width = self.precision or recipe_precision(self.model.dtype, self.recipe)
-        local = stage_parameters(self.model, layout, stage, self.job.stage_layers, self.vocabulary_multiple)
+        local = stage_parameters(
+            self.model, layout, stage, self.job.stage_layers, self.vocabulary_multiple, whole_shared=self._whole_shared
+        )
         sharded = local.dense / layout.dense_shards + local.expert / layout.expert_shards
         whole: float = local.total
         parameters = width.parameter_bytes * (sharded if layout.zero >= 3 else whole)
@@ -215,6 +217,10 @@ class MemoryModel:
         open_bytes = (width.parameter_bytes if layout.zero >= 3 else 0) + (width.gradient_bytes if scattered else 0)
         return (parameters, gradients, optimizer), open_bytes * beyond
 
+    @property
+    def _whole_shared(self) -> bool:
+        return self.recipe.shared == "whole"
+
     def _accumulates(self, layout: Layout) -> bool:
         """Whether gradients of several micro-batches are summed before they are scattered, and so are held whole."""
         return self.job.global_batch is not None and self.job.num_micro_batches(layout) > 1
@@ -223,7 +229,10 @@ class MemoryModel:
         """Parameters of the largest layers that are whole at a time."""
         chunks = stage_layers(self.model, layout, stage, self.job.stage_layers)
         held = [layer for chunk in chunks for layer in chunk]
-        kinds = {id(layer): layer_parameters_local(self.model, layer, layout) for layer in held}
+        kinds = {
+            id(layer): layer_parameters_local(self.model, layer, layout, whole_shared=self._whole_shared)
+            for layer in held
+        }
         largest = sorted((kinds[id(layer)] for layer in held), key=lambda local: local.total)[-UNITS_GATHERED:]
         return sum(largest, start=LocalParameters())
 

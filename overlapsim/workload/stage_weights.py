@@ -27,14 +27,16 @@ class LocalParameters:
     ----------
     dense : replicated over the dense grid's data-parallel ranks (`Layout.dense_shards`)
     expert : routed experts, replicated over the expert grid's (`Layout.expert_shards`)
+    copied : of `dense`, whole shared experts, which tensor-parallel ranks hold in copies and feed their own tokens
     """
 
     dense: int = 0
     expert: int = 0
+    copied: int = 0
 
     def __add__(self, other: LocalParameters) -> LocalParameters:
         """Parameters of both."""
-        return LocalParameters(self.dense + other.dense, self.expert + other.expert)
+        return LocalParameters(self.dense + other.dense, self.expert + other.expert, self.copied + other.copied)
 
     @property
     def total(self) -> int:
@@ -42,8 +44,14 @@ class LocalParameters:
         return self.dense + self.expert
 
 
-def layer_parameters_local(model: ModelSpec, layer: Layer, layout: Layout) -> LocalParameters:
+def layer_parameters_local(
+    model: ModelSpec, layer: Layer, layout: Layout, *, whole_shared: bool = False
+) -> LocalParameters:
     """Parameters of one layer on one rank.
+
+    Parameters
+    ----------
+    whole_shared : tensor parallelism does not split shared experts (`Recipe.shared`)
 
     Raises
     ------
@@ -57,7 +65,7 @@ def layer_parameters_local(model: ModelSpec, layer: Layer, layout: Layout) -> Lo
     >>> layer_parameters_local(model, model.layers[0], Layout(tp=2)).dense == (12 * 64 + 7 * 8) // 2 + 6 * 8
     True
     """
-    return _local(layer_weights(model, layer), layout, layer)
+    return _local(layer_weights(model, layer), layout, layer, whole_shared)
 
 
 def stage_parameters(
@@ -66,6 +74,8 @@ def stage_parameters(
     stage: int,
     given: Sequence[int] | None = None,
     vocabulary_multiple: int = VOCABULARY_MULTIPLE,
+    *,
+    whole_shared: bool = False,
 ) -> LocalParameters:
     """Parameters of a pipeline stage on one rank: its layers, the embedding on the first, norm and logits on the last.
 
@@ -79,6 +89,8 @@ def stage_parameters(
         Layers of each chunk where stages are uneven (`stages.chunk_layers`).
     vocabulary_multiple : int
         Rows for each tensor-parallel rank to which the vocabulary is padded.
+    whole_shared : bool
+        As `layer_parameters_local` has it.
 
     Raises
     ------
@@ -89,7 +101,7 @@ def stage_parameters(
     kinds: dict[int, LocalParameters] = {}
     for layer in (layer for chunk in stage_layers(model, layout, stage, given) for layer in chunk):
         if id(layer) not in kinds:
-            kinds[id(layer)] = layer_parameters_local(model, layer, layout)
+            kinds[id(layer)] = layer_parameters_local(model, layer, layout, whole_shared=whole_shared)
         found += kinds[id(layer)]
     last = stage == layout.pp - 1
     for weight in model_weights(model):
@@ -98,8 +110,8 @@ def stage_parameters(
         if ends or tied:
             found += LocalParameters(_outside(model, weight, layout, vocabulary_multiple))
     if last and model.num_mtp_layers:
-        one = _local(mtp_weights(model), layout, model.layers[-1])
-        found += LocalParameters(one.dense * model.num_mtp_layers, one.expert * model.num_mtp_layers)
+        one = _local(mtp_weights(model), layout, model.layers[-1], whole_shared)
+        found += sum((one for _ in range(model.num_mtp_layers)), start=LocalParameters())
     return found
 
 
@@ -111,18 +123,20 @@ def _outside(model: ModelSpec, weight: Weight, layout: Layout, multiple: int) ->
     return rows if (weight.operator, weight.part) == ("logits", "bias") else weight.parameters
 
 
-def _local(weights: Iterable[Weight], layout: Layout, layer: Layer) -> LocalParameters:
-    dense = expert = 0
+def _local(weights: Iterable[Weight], layout: Layout, layer: Layer, whole_shared: bool) -> LocalParameters:
+    dense = expert = copied = 0
     for weight in weights:
         if weight.operator in _EXPERTS and isinstance(weight, Matrix):
             expert += -(-weight.copies // layout.ep) * _split(weight, layout.etp)
+        elif whole_shared and layout.tp > 1 and weight.operator.startswith("moe.shared."):
+            copied += weight.parameters
         elif isinstance(weight, Matrix) and weight.copies:
             dense += _projection(weight, layer, layout.tp)
         elif weight.part == "sinks":
             dense += -(-weight.parameters // layout.tp)
         else:
             dense += weight.parameters
-    return LocalParameters(dense, expert)
+    return LocalParameters(dense + copied, expert, copied)
 
 
 def _projection(weight: Matrix, layer: Layer, tp: int) -> int:

@@ -12,9 +12,10 @@ from overlapsim.cost.structural import bus_factor
 from overlapsim.errors import UsageError
 from overlapsim.step.compressed import compression_findings
 from overlapsim.step.perturb import Perturbation
-from overlapsim.step.simulate import step_prices
+from overlapsim.step.simulate import step_memory, step_prices, step_schedule
 from overlapsim.step.synchronisation import INNER, OUTER, two_levels
 from overlapsim.step.traffic import StageTraffic, local_work, stage_traffic, stream_seconds
+from overlapsim.workload.layout import Layout
 from overlapsim.workload.memory_bound import MemoryOp
 from overlapsim.workload.operators import CollectiveOp
 from overlapsim.workload.presets import load_preset
@@ -155,6 +156,22 @@ def test_casts_and_sums_are_priced() -> None:
     seconds = (result.timeline.t_end[task] - result.timeline.t_start[task]) / 1e12
     assert seconds == pytest.approx(prices.flow(op)[0] + own, rel=1e-6)
     assert local_work(stage_traffic(ask(GPT, "dp=8,zero=1", 16), 0).reduce[0][0]) == ()
+
+
+def test_whole_shared_experts_are_held_and_summed_by_every_rank() -> None:
+    """Tensor parallelism that leaves them whole holds eight times as many, and sums what its ranks made of them."""
+    model = replace(load_preset("internal-352b"), layers=load_preset("internal-352b").layers[:2])
+    layout, one = "tp=8,ep=8,etp=1", 3 * 4096 * 14336
+    split, whole = (ask(model, layout, 8, recipe=Recipe(shared=shared)) for shared in ("joined", "whole"))  # type: ignore[arg-type]
+    assert stage_traffic(split, 0).reduce == ()
+    ((op, done),) = stage_traffic(whole, 0).reduce
+    assert (op.kind, op.group, op.ranks, op.size_bytes, done) == ("all_reduce", "tp", 8, 2 * one * 4, 1.0)
+    before, after = (step_memory(inputs, step_schedule(inputs))[0] for inputs in (split, whole))
+    assert after.parameters - before.parameters == 2 * 2 * one * 7 / 8
+    assert run(whole).breakdown_s["exposed_dp"] > 0
+    # Ulysses' ranks hold them whole as it is.
+    held = [stage_parameters(model, Layout(sp=8, ep=8), 0, whole_shared=flag) for flag in (False, True)]
+    assert held[0] == held[1]
 
 
 def codes(layout: str, *compress: str, fp8: bool = False) -> dict[str, str]:
