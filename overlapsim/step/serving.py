@@ -22,6 +22,7 @@ from overlapsim.strategy.base import Context
 from overlapsim.strategy.compatibility import check_compatible
 from overlapsim.strategy.compose import Composition
 from overlapsim.units import dtype_bytes, format_bytes
+from overlapsim.workload.dispatch_buffers import dispatch_buffer_bytes
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.layout_rules import Job, check_layout
 from overlapsim.workload.memory import CONTEXT_BYTES
@@ -125,7 +126,7 @@ class ForwardMemory:
     ----------
     parameters : of its layers
     kv_cache : of the sequences in the step, after it
-    context : a prior for the CUDA context, kernels and communicators
+    context : a prior for the CUDA context, kernels and communicators, and buffers of kernels for experts
     """
 
     parameters: float
@@ -290,7 +291,9 @@ def _memory(inputs: ForwardInputs, stage: int) -> ForwardMemory:
     local = stage_parameters(replace(model, num_mtp_layers=0), layout, stage)
     width = dtype_bytes("fp8" if inputs.recipe.fp8 else model.dtype)
     cache = kv_cache_bytes(inputs.graphs, model.layers[first : first + counts[stage]])
-    return ForwardMemory(float(local.total * width), cache)
+    tokens = -(-inputs.batch.tokens // layout.sequence_split)
+    buffers = dispatch_buffer_bytes(model, layout, inputs.recipe, tokens)
+    return ForwardMemory(float(local.total * width), cache, CONTEXT_BYTES + buffers)
 
 
 def _findings(inputs: ForwardInputs, memory: ForwardMemory) -> Iterator[Finding]:

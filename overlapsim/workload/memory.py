@@ -10,6 +10,8 @@ from overlapsim.errors import WorkloadError
 from overlapsim.plan import Finding
 from overlapsim.units import dtype_bytes, format_bytes
 from overlapsim.workload.activations import MODERN, layer_activations
+from overlapsim.workload.build_part import Tokens
+from overlapsim.workload.dispatch_buffers import dispatch_buffer_bytes
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.layout_rules import Job
 from overlapsim.workload.model import Layer, ModelSpec
@@ -43,8 +45,8 @@ class Memory:
     parameters, gradients, optimizer : states, as ZeRO leaves them
     activations : kept for micro-batches in flight
     logits : last norm and logits of the micro-batch whose loss is computed
-    buffers : rebuilt tensors and gradients of the layer at work, gathered inputs, transfers between stages, and what
-        ZeRO gathers or has not yet scattered
+    buffers : rebuilt tensors and gradients of the layer at work, gathered inputs, transfers between stages, what
+        ZeRO gathers or has not yet scattered, and those of kernels for experts
     allowance : a prior for the context and the allocator
     findings : what of this is believed and not measured
     """
@@ -122,10 +124,17 @@ class MemoryModel:
             held += in_flight[0] * self._boundary_elements(layout)
         logits = self._logits(layout) if stage == layout.pp - 1 else 0.0
         working = self._working(layout, stage, chunks)
+        local = Tokens.of(layout, self.job.micro_batch, self.job.seq_len).local
+        dispatch = dispatch_buffer_bytes(self.model, layout, self.recipe, local)
         states, zero_buffers = self._states(layout, stage)
         allowance = self.context_bytes + self.fragmentation * (held + logits + working)
         return Memory(
-            *states, held, logits, working + zero_buffers, allowance, (*self._allowed(allowance), *self._whole(layout))
+            *states,
+            held,
+            logits,
+            working + zero_buffers + dispatch,
+            allowance,
+            (*self._allowed(allowance), *self._whole(layout)),
         )
 
     def together(self, parts: Iterable[Memory]) -> Memory:

@@ -159,6 +159,14 @@ def test_compute_runs_under_the_flight_of_low_latency() -> None:
     assert seconds("deepep", between=False) - seconds("deepep", between=True) < 0.97 * hidden
 
 
+def test_low_latency_holds_a_row_for_every_token_and_expert() -> None:
+    """DeepEP asks for 1.75 GiB at 128 tokens of DeepSeek-V3: right for decoding, out of the question in training."""
+    even, latency = (simulate_step(step(dispatch=name), ranges=False).fullest for name in ("", "deepep_low_latency"))
+    rows = 4 * 128 * 2048
+    assert latency.buffers - even.buffers == pytest.approx(rows * (2 * QWEN.hidden + 16))
+    assert latency.activations == even.activations
+
+
 def test_queues_decide_what_runs_beside_an_exchange() -> None:
     pairs = replace(step(), schedule="interleaved_pairs", layout=Layout.parse("ep=4,pp=2,vpp=2,dp=4"), model=FOUR)
     times = [simulate_step(with_queues(pairs, n), ranges=False).step_time_s for n in (1, 2, 32, None)]
