@@ -5,14 +5,15 @@ Sources (hwprofiles/SOURCES.md): MSMOE-FIG16, FLUX-MOE, COMET-SMS. No constant w
 
 from __future__ import annotations
 
-import csv
 import importlib.resources
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
+from overlapsim.accuracy.moe_rows import SCALE, MoeRow, Predicted, check_keys, parse_rows
+from overlapsim.accuracy.moe_systems import STACK
 from overlapsim.accuracy.suite import Row
 from overlapsim.cost.launch import launch_stack
 from overlapsim.cost.prices import PriceBook
@@ -41,10 +42,9 @@ RANKS: Final = 8
 TOKENS: Final = 8192
 """Tokens that a node gathers, in all rows but COMET's: one sequence of MegaScale-MoE, FLUX's M."""
 ELEMENT: Final = dtype_bytes("bf16")
-STACK: Final = "eager"
 RUNS: Final = 12
-UNIT: Final = 1e3
-"""Milliseconds."""
+CLUSTERS: Final = {"h800": "h800-sxm8", "l20": "l20-pcie8"}
+FILE: Final = "moe_kernels.csv"
 COMET: Final = (4096, 14336, 8, 2)
 """Hidden and expert widths, experts, and experts of a token of Mixtral-8x7B, with which COMET's SMs are given."""
 COMET_SMS: Final[Mapping[tuple[int, int], int]] = {(4096, 8): 18, (16384, 8): 26, (16384, 4): 46}
@@ -60,7 +60,8 @@ FINDINGS: Final = (
         "fig16_unfused_assumed",
         "unfused kernels of figure 16 are taken as a framework runs them: queries, keys and values exchanged apart "
         "behind and in front of a transposition, rows ordered by gather and scatter_add with the indices of the "
-        "routing; what its combine takes beyond these is unexplained",
+        "routing, launched as in every system of the suite; what its combine takes beyond these (1.1 and 1.3 ms) is "
+        "unexplained",
     ),
     Finding(
         "flux_tokens_assumed",
@@ -102,11 +103,20 @@ class Experts:
 
 
 MODELS: Final[Mapping[str, tuple[Attention, Experts]]] = {
+    "M1": (Attention(4096, 4), Experts(4096, 14336, 32, 3)),
     "M2": (Attention(4096, 4), Experts(4096, 14336, 8, 2)),
+    "M3": (Attention(6144, 6), Experts(6144, 16384, 8, 2)),
     "M4": (Attention(6400, 10), Experts(6400, 18304, 16, 1)),
+    "M5": (Attention(4096, 4), Experts(4096, 6400, 16, 2)),
+    "M6": (Attention(2048, 1), Experts(2048, 1408, 64, 6)),
 }
-"""Mixtral-8x7B and Hunyuan-Large of MegaScale-MoE's Table 2, split over a node by sequence and experts."""
+"""Models of MegaScale-MoE's Table 2, split over a node by sequence and experts."""
 KERNELS: Final = ("qkv_exchange", "exchange_out", "gather_fc1", "fc2_scatter")
+KEYS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    "fig16": {"model": tuple(MODELS), "kernel": (*KERNELS, "sum"), "system": ("fused", "unfused")},
+    "flux-moe": {"gpu": tuple(CLUSTERS), "kernel": KERNELS[2:], "tp": (), "experts": (), "topk": ()},
+}
+"""Keys of a row by group, and what they may be."""
 
 
 def attention_graph(shape: Attention, kernel: str, *, fused: bool) -> OperatorGraph:
@@ -149,7 +159,8 @@ def _line(operators: list[Operator]) -> OperatorGraph:
 
 def serial_s(graph: OperatorGraph, book: PriceBook) -> float:
     """Time of a graph one operator after another, the host launching; behind another one like it."""
-    launch_s = launch_stack(STACK, book.cluster.device).host_s
+    stack, end = launch_stack(STACK, book.cluster.device), book.ends.get("launch")
+    launch_s = stack.host_s * (getattr(stack.spread, end) if end else 1.0)
     return simulate_piece(Context(graph, book), Composition(), launch_s=launch_s).duration_s
 
 
@@ -178,42 +189,44 @@ def _book(cluster: str) -> PriceBook:
     return PriceBook(load_cluster(cluster), RANKS)
 
 
-def rows() -> tuple[Row, ...]:
-    """Every published time beside its prediction; nothing was fitted, so ``fitted`` is None.
+def rows() -> tuple[tuple[Row, ...], tuple[Finding, ...]]:
+    """Every published time beside its prediction, and what was assumed; nothing was fitted, so ``fitted`` is None.
 
-    Groups ``megascale-fig16 unfused`` and ``... fused`` (four kernels and their sum) and ``flux-moe``.
+    Groups ``fig16 unfused`` and ``fig16 fused`` (four kernels of a layer and their sum) and ``flux-moe``.
     """
-    return tuple(_rows(_published()))
-
-
-def _published() -> str:
     folder = importlib.resources.files("overlapsim.accuracy") / "splits"
-    return (folder / "moe_kernels.csv").read_text(encoding="utf-8")
+    asked = parse_rows((folder / FILE).read_text(encoding="utf-8"), FILE)
+    return tuple(_scored(row, predict_row(row)) for row in asked), FINDINGS
 
 
-def _rows(text: str) -> Iterator[Row]:
-    for line in csv.DictReader(text.splitlines()):
-        group, *keys = line["id"].split("|")
-        book = _book("l20-pcie8" if keys[0] == "l20" else "h800-sxm8")
-        middle, low, high = _ranged(book, _predictions(group, keys, book))
-        unit = line["unit"]
-        yield Row(line["id"], group, float(line["value"]), middle * UNIT, low * UNIT, high * UNIT, unit, None)
+def _scored(row: MoeRow, found: Predicted) -> Row:
+    group, scale = f"{row.group} {row.keys.get('system', '')}".strip(), SCALE[row.unit]
+    low, high = found.low * scale, found.high * scale
+    return Row(row.id, group, row.value, found.value * scale, low, high, row.unit, None)
 
 
-def _predictions(group: str, keys: list[str], book: PriceBook) -> Callable[[PriceBook], float]:
-    """Seconds of one row by the prices used; parameters are those that are best at the middle."""
-    fused = group != "megascale-fig16 unfused"
-    if group == "flux-moe":
-        numbers = {key: int(number) for key, _, number in (k.partition("=") for k in keys[2:])}
-        shape = Experts(8192, 8192, numbers["experts"], numbers["topk"], numbers["tp"], gates=1)
-        graphs = [experts_graph(shape, keys[1], fused=True)]
+def predict_row(row: MoeRow) -> Predicted:
+    """Prediction of a row of the groups ``fig16`` or ``flux-moe``, in seconds.
+
+    Raises
+    ------
+    CalibrationError
+        If its keys or unit are none of the group's.
+    """
+    check_keys(row, KEYS[row.group], {"latency": ("s", "ms", "us")})
+    fused = row.keys.get("system") != "unfused"
+    if row.group == "flux-moe":
+        experts, topk, tp = (int(row.keys[key]) for key in ("experts", "topk", "tp"))
+        graphs = [experts_graph(Experts(8192, 8192, experts, topk, tp, gates=1), row.keys["kernel"], fused=True)]
     else:
-        kernels = KERNELS if keys[1] == "sum" else (keys[1],)
-        graphs = [_kernel_graph(keys[0], kernel, fused=fused) for kernel in kernels]
+        kernels = KERNELS if row.keys["kernel"] == "sum" else (row.keys["kernel"],)
+        graphs = [_kernel_graph(row.keys["model"], kernel, fused=fused) for kernel in kernels]
+    book = _book(CLUSTERS[row.keys.get("gpu", "h800")])
     if not fused:
-        return lambda prices: sum(serial_s(graph, prices) for graph in graphs)
-    points = [best_parameters(graph, book) for graph in graphs]
-    return lambda prices: sum(fused_s(graph, prices, point) for graph, point in zip(graphs, points, strict=True))
+        return _ranged(book, lambda prices: sum(serial_s(graph, prices) for graph in graphs))
+    # Parameters are those that are best at the middle of all ranges.
+    timed = [(graph, best_parameters(graph, book)) for graph in graphs]
+    return _ranged(book, lambda prices: sum(fused_s(graph, prices, point) for graph, point in timed))
 
 
 def _kernel_graph(model: str, kernel: str, *, fused: bool) -> OperatorGraph:
@@ -223,14 +236,14 @@ def _kernel_graph(model: str, kernel: str, *, fused: bool) -> OperatorGraph:
     return experts_graph(experts, kernel, fused=fused)
 
 
-def _ranged(book: PriceBook, seconds: Callable[[PriceBook], float]) -> tuple[float, float, float]:
+def _ranged(book: PriceBook, seconds: Callable[[PriceBook], float]) -> Predicted:
     """Value and its central 90 %: one family at a time at its ends, in quadrature."""
     middle = seconds(book)
     down = up = 0.0
     for family in (*FAMILIES, "memory"):
         down += min(0.0, seconds(book.at(family, "low")) - middle) ** 2
         up += max(0.0, seconds(book.at(family, "high")) - middle) ** 2
-    return middle, middle - down**0.5, middle + up**0.5
+    return Predicted(middle, middle - down**0.5, middle + up**0.5)
 
 
 @dataclass(frozen=True)
@@ -251,10 +264,10 @@ class CommSms:
     cost: float
 
 
-def comet_sms() -> tuple[CommSms, ...]:
+def comm_sms_choices() -> tuple[CommSms, ...]:
     """COMET's adaptive split beside the model's, where COMET gives it."""
     hidden, ffn, experts, topk = COMET
-    book, found = _book("h800-sxm8"), []
+    book, found = _book(CLUSTERS["h800"]), []
     for (m, tp), published in COMET_SMS.items():
         graph = experts_graph(Experts(hidden, ffn, experts, topk, tp, tokens=m), "fc2_scatter", fused=True)
         fixed = {"order": "columns", "tile": (128, 256)}
