@@ -106,7 +106,7 @@ def test_digest_follows_content_and_not_place(write: Write, tmp_path: Path) -> N
 
 
 def test_with_curve_and_with_nodes(write: Write) -> None:
-    cluster = load_cluster("h800-sxm8").with_nodes(4)
+    cluster = load_cluster("h20-sxm8").with_nodes(4)
     assert cluster.num_devices == 32
     with pytest.raises(ProfileError, match="at least 1"):
         cluster.with_nodes(0)
