@@ -61,7 +61,9 @@ def _entry(strategy: Strategy) -> dict[str, Any]:
     facts = {"name": strategy.name, "overlaps": strategy.overlaps, "takes": _takes(strategy)}
     together = {"traits": sorted(strategy.traits), "needs": list(strategy.needs), "excludes": sorted(strategy.excludes)}
     parameters = {"parameters": parameter_words(strategy.parameter_type)}
-    return {**facts, **msgspec.to_builtins(strategy.info), **together, **parameters}
+    info = msgspec.to_builtins(strategy.info)
+    del info["takes"]
+    return {**facts, **info, **together, **parameters}
 
 
 _PLACES: Final = {
@@ -76,4 +78,6 @@ def _takes(strategy: Strategy) -> str:
         return "a whole graph"
     if not strategy.overlaps:
         return "anything"
+    if strategy.info.takes:
+        return strategy.info.takes
     return "; ".join(_PLACES[relation] for relation in strategy.relations)

@@ -207,6 +207,7 @@ class StrategyInfo:
     cost : what it takes (SMs, memory, extra launches)
     frameworks : where it can be switched on
     references : papers and repositories
+    takes : the operators that it is for, where its relations do not say it
     """
 
     summary: str
@@ -215,6 +216,7 @@ class StrategyInfo:
     cost: str
     frameworks: tuple[str, ...] = ()
     references: tuple[str, ...] = ()
+    takes: str = ""
 
 
 class Strategy(ABC):

@@ -56,6 +56,7 @@ class FusedExchange(Strategy):
         cost="a templated kernel, symmetric buffers and flags, SM time of remote stores, or a few SMs that pull",
         frameworks=("FLUX", "MegaScale-MoE (closed)"),
         references=("Jin et al., arXiv 2505.11432 (MegaScale-MoE), section 4.2", "arXiv 2406.06858 (FLUX)"),
+        takes="all_to_all, then GEMM; GEMM, then all_to_all",
     )
 
     def piece(self, graph: OperatorGraph, gemm: int, taken: Collection[int] = ()) -> tuple[int, ...] | None:

@@ -67,6 +67,7 @@ class FusedExperts(Strategy):
             "Jin et al., arXiv 2505.11432 (MegaScale-MoE), section 4.2",
             "Zhang et al., arXiv 2502.19811 (COMET)",
         ),
+        takes="gather or all_to_all, then experts; experts, then scatter or all_to_all",
     )
 
     def piece(self, graph: OperatorGraph, gemm: int, taken: Collection[int] = ()) -> tuple[int, ...] | None:
