@@ -75,9 +75,10 @@ def add_copies(gpu: Gpu, collective: CollectiveOp, pieces: int) -> list[int]:
     ]
 
 
-def add_barrier(gpu: Gpu, collective: CollectiveOp, tag: str) -> int:
-    """Add a wait of the ranks for each other."""
-    return gpu.add_transfer(gpu.prices.barrier_s, op=collective.name, tag=f"{collective.pass_} {tag}")
+def add_barrier(gpu: Gpu, collective: CollectiveOp, tag: str, *, inside: bool = False) -> int:
+    """Add a wait of the ranks for each other: a kernel of its own, or `inside` the fused one without a launch."""
+    seconds, calls = gpu.prices.barrier_s, 0 if inside else 1
+    return gpu.add_transfer(seconds, launches=calls, op=collective.name, tag=f"{collective.pass_} {tag}")
 
 
 def add_own_copy(gpu: Gpu, collective: CollectiveOp) -> int:
@@ -87,14 +88,14 @@ def add_own_copy(gpu: Gpu, collective: CollectiveOp) -> int:
     return gpu.add_transfer(seconds, demands, sms=min(SUM_SMS, gpu.num_sms), op=collective.name, tag=tag)
 
 
-def add_sum(gpu: Gpu, collective: CollectiveOp) -> int:
-    """Add the sum of the parts that a rank received, each as large as its share."""
+def add_sum(gpu: Gpu, collective: CollectiveOp, *, calls: int = 1 + CALLS_AFTER) -> int:
+    """Add the sum of the parts that a rank received, each as large as its share, after so many calls of the host."""
     seconds, demands = gpu.prices.hbm_pass(collective.size_bytes * (1 + 1 / collective.ranks))
     return gpu.add_transfer(
         seconds,
         demands,
         sms=min(SUM_SMS, gpu.num_sms),
-        launches=1 + CALLS_AFTER,
+        launches=calls,
         op=collective.name,
         tag=f"{collective.pass_} sum of parts",
     )

@@ -18,7 +18,7 @@ from overlapsim.strategies.fused_exchange.kernel import (
 
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.chains import Chain
-from overlapsim.strategy.fused import CALLS_AFTER, CALLS_BEFORE, add_barrier, add_copies, lag_ps
+from overlapsim.strategy.fused import CALLS_BEFORE, add_barrier, add_copies, lag_ps
 from overlapsim.strategy.tasks import Gpu, Placement
 from overlapsim.workload.operators import KernelOp
 
@@ -30,10 +30,13 @@ def multiply_then_exchange(gpu: Gpu, context: Context, chain: Chain, parameters:
     kernel, pieces = kernel_of(prices, gemm, parameters), int(parameters["pieces"]) * (op.ranks - 1)
     extra_s, total_s, demands = store_price(prices, chain, parameters, kernel)
     kernel = kernel.scaled(1 + extra_s / kernel.tile_time_s)
-    multiply = gpu.add_gemm(gemm, kernel, launches=1 + CALLS_BEFORE, tag=f"{gemm.pass_} fused gemm")
-    ready = add_barrier(gpu, op, "wait for free buffers")
+    copies = parameters.get("transport", "copy_engine") == "copy_engine"
+    calls = 1 + CALLS_BEFORE if copies else 1
+    multiply = gpu.add_gemm(gemm, kernel, launches=calls, tag=f"{gemm.pass_} fused gemm")
+    # Without copies barriers are in device memory, within the kernel.
+    ready = add_barrier(gpu, op, "wait for free buffers", inside=not copies)
     needed = last_tiles(kernel.grid, op.ranks, pieces)
-    if parameters.get("transport", "copy_engine") == "copy_engine":
+    if copies:
         for copy, tiles in zip(add_copies(gpu, op, pieces), needed, strict=True):
             builder.add_edge(multiply, copy, src_units=tiles, lag_ps=lag_ps(prices.flag_s))
     else:
@@ -43,7 +46,7 @@ def multiply_then_exchange(gpu: Gpu, context: Context, chain: Chain, parameters:
         )
         for piece, tiles in enumerate(needed):
             builder.add_edge(multiply, flow, src_units=tiles, dst_unit=piece)
-    done = add_barrier(gpu, op, "wait for shares of all")
+    done = add_barrier(gpu, op, "wait for shares of all", inside=not copies)
     builder.add_edge(multiply, done)
     moved = _kernels(gpu, context, chain.near)
     if moved:
@@ -61,7 +64,7 @@ def exchange_then_multiply(gpu: Gpu, context: Context, chain: Chain, parameters:
     pieces, left = blocks * (op.ranks - 1), gpu.num_sms - sms
     kernel = kernel_of(prices, gemm, parameters)
     moved = _kernels(gpu, context, chain.near)
-    ready = add_barrier(gpu, op, "wait for shares of all")
+    ready = add_barrier(gpu, op, "wait for shares of all", inside=bool(sms))
     if sms:
         seconds, demands = pull_price(prices, chain, sms, pieces, gpu.device)
         tag = f"{op.pass_} pull by {sms} SMs"
@@ -70,7 +73,7 @@ def exchange_then_multiply(gpu: Gpu, context: Context, chain: Chain, parameters:
     else:
         arrivals = [(copy, 1) for copy in add_copies(gpu, op, pieces)]
     sliced = in_slices(kernel, op.ranks, left)
-    calls = 1 + CALLS_BEFORE + CALLS_AFTER
+    calls = 1 if sms else 1 + CALLS_BEFORE
     multiply = gpu.add_gemm(gemm, sliced, sms=left, launches=calls, tag=f"{gemm.pass_} fused gemm")
     units = first_units(kernel.grid.waves(left), op.ranks, blocks, left)
     for (source, done), unit in zip(arrivals, units, strict=True):

@@ -20,7 +20,6 @@ from overlapsim.strategies.fused_experts.kernel import (
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.chains import Chain
 from overlapsim.strategy.fused import (
-    CALLS_AFTER,
     CALLS_BEFORE,
     SUM_SMS,
     add_barrier,
@@ -45,7 +44,7 @@ def fetch_then_multiply(gpu: Gpu, context: Context, chain: Chain, parameters: Ma
     lists = gpu.add_transfer(
         seconds, demands, sms=min(SUM_SMS, gpu.num_sms), op=op.name, tag=f"{op.pass_} wait lists of tiles"
     )
-    add_barrier(gpu, op, "wait for free buffers and counts of all")
+    add_barrier(gpu, op, "wait for free buffers and counts of all", inside=bool(sms))
     if sms:
         seconds, demands = moving_price(prices, chain, parameters, gpu.device)
         tag = f"{op.pass_} {op.kind} by {sms} SMs"
@@ -59,7 +58,7 @@ def fetch_then_multiply(gpu: Gpu, context: Context, chain: Chain, parameters: Ma
         chain.gemm,
         kernel,
         sms=gpu.num_sms - sms,
-        launches=1 + CALLS_BEFORE + CALLS_AFTER,
+        launches=1 if sms else 1 + CALLS_BEFORE,
         tag=f"{chain.gemm.pass_} fused gemm",
     )
     builder.add_edge(there, multiply, lag_ps=lag_ps(prices.signal_wait_s))
@@ -83,11 +82,9 @@ def multiply_then_send(gpu: Gpu, context: Context, chain: Chain, parameters: Map
     prices, builder, op = gpu.prices, gpu.builder, chain.collective
     stages, sms = staged(work_of(chain), chain, parameters), checked_sms(prices, chain, parameters)
     kernel, pieces = kernel_of(prices, work_of(chain), stages, parameters), num_pieces(chain, parameters)
-    calls = CALLS_BEFORE + (0 if op.kind == "reduce_scatter" else CALLS_AFTER)
-    multiply = gpu.add_gemm(
-        chain.gemm, kernel, sms=gpu.num_sms - sms, launches=1 + calls, tag=f"{chain.gemm.pass_} fused gemm"
-    )
-    ready = add_barrier(gpu, op, "wait for free buffers")
+    multiply = gpu.add_gemm(chain.gemm, kernel, sms=gpu.num_sms - sms, tag=f"{chain.gemm.pass_} fused gemm")
+    # Barriers are in device memory, within the kernel.
+    ready = add_barrier(gpu, op, "wait for free buffers", inside=True)
     seconds, demands = moving_price(prices, chain, parameters, gpu.device)
     flow = gpu.add_transfer(
         seconds, demands, sms=sms, units=pieces, launches=0, op=op.name, tag=f"{op.pass_} {op.kind} by {sms} SMs"
@@ -96,11 +93,11 @@ def multiply_then_send(gpu: Gpu, context: Context, chain: Chain, parameters: Map
         # Thread blocks that communicate start with the kernel: they hold no SM of one that runs before it.
         unit = piece if piece else -1
         builder.add_edge(multiply, flow, src_units=tiles, dst_unit=unit, lag_ps=lag_ps(prices.flag_s))
-    last = add_barrier(gpu, op, "wait for parts of all")
+    last = add_barrier(gpu, op, "wait for parts of all", inside=True)
     builder.add_edge(multiply, last)
     done: dict[int, int] = {}
     if op.kind == "reduce_scatter":
-        last = add_sum(gpu, op)
+        last = add_sum(gpu, op, calls=1)
     else:
         # Copies of one token come from several ranks: they are added up at home, by the kernel that always does.
         done = _library_kernels(gpu, context, chain.far, all_of_them=True)

@@ -19,10 +19,13 @@ from overlapsim.hardware.loading import load_cluster
 from overlapsim.planner.candidates import propose
 from overlapsim.planner.operator import build, simulate
 from overlapsim.schedule.program import BLOCKS, FLOW
+from overlapsim.step.blocks import simulate_piece
 from overlapsim.strategy.base import Context
-from overlapsim.strategy.chains import read_chain
+from overlapsim.strategy.chains import is_gemm, read_chain
+from overlapsim.strategy.compose import Chosen, Composition
 from overlapsim.strategy.fused import reserves
 from overlapsim.strategy.registry import load_strategy
+from overlapsim.strategy.tasks import CALL_S
 from overlapsim.testing.cases import experts_graph
 from overlapsim.units import ps_from_s
 from overlapsim.workload.memory_bound import MemoryOp
@@ -216,6 +219,22 @@ def test_communicating_sms_are_not_held_before_the_kernel_runs() -> None:
     timeline = compiled.run(program)
     (gemm,), (flow,) = tasks(program, BLOCKS, "fused gemm"), tasks(program, FLOW, "by 30 SMs")
     assert timeline.t_resident[flow] >= timeline.t_start[gemm] + program.unit_ps[gemm]
+
+
+def test_a_kernel_with_its_own_communication_is_launched_once() -> None:
+    # So slow a host that nothing else counts: the framework's operators, and calls from within them.
+    for here, point, operators, calls in (
+        # Wait lists; a sum of parts; the kernel that adds up copies.
+        (context("all_to_all"), {"comm_sms": 12}, 1, 1),
+        (context("reduce_scatter", "after"), {"comm_sms": 30}, 1, 1),
+        (context("all_to_all", "after"), {"comm_sms": 30}, 2, 0),
+        # Wait lists, two barriers, own rows, two for each of seven copies, and four of the kernel.
+        (context(), {"comm_sms": 0}, 1, 22),
+    ):
+        chosen = Chosen(STRATEGY, {"tile": (128, 128), "stages": 2, **point})
+        pairs = {(op.name, op.pass_): chosen for op in here.graph.operators if is_gemm(op)}
+        seconds = simulate_piece(here, Composition(pairs=pairs), launch_s=1e-2).duration_s
+        assert seconds == pytest.approx(operators * 1e-2 + calls * CALL_S, abs=1e-6)
 
 
 def test_fused_beats_serial_where_both_sides_are_long() -> None:
