@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from overlapsim.accuracy.moe_comet import FINDINGS as COMET_FINDINGS
 from overlapsim.accuracy.moe_comet import Forwards
-from overlapsim.accuracy.moe_notes import notes_of
+from overlapsim.accuracy.moe_notes import notes_of, order_notes
 from overlapsim.accuracy.moe_rows import SCALE, MoeRow, Predicted, parse_rows
 from overlapsim.accuracy.moe_steps import GROUPS, Steps
 from overlapsim.accuracy.moe_systems import ASSUMED
@@ -32,10 +32,9 @@ OTHERS: Final[Mapping[str, tuple[str, str]]] = {
     "synchronisation": ("overlapsim.accuracy.moe_sync", "sync_rows"),
     "dispatch": ("overlapsim.accuracy.moe_dispatch", "dispatch_rows"),
     "fused kernels": ("overlapsim.accuracy.moe_kernels", "rows"),
-    "operator order": ("overlapsim.accuracy.moe_order", "order_rows"),
 }
 """Parts with rows of their own, bundled beside `FILE`: module, and function that returns rows, or rows and findings."""
-PREDICTORS: Final[Mapping[str, tuple[str, str]]] = {"fig16": ("overlapsim.accuracy.moe_kernels", "predict_row")}
+PREDICTORS: Final[Mapping[str, tuple[str, str]]] = {"fig16": ("overlapsim.accuracy.moe_fig16", "predict_row")}
 """Further groups that ``--data`` may hold: module, and function from a `MoeRow` to `Predicted` in SI units."""
 Predictor = Callable[[MoeRow], Predicted]
 
@@ -73,6 +72,8 @@ def evaluate(data: Path | None = None) -> Suite:
             rows += more
             findings += said
     notes = notes_of(asked, rows, steps)
+    if data is None:
+        notes |= order_notes()
     digest = hashlib.sha256(text.encode()).hexdigest()
     return score(SUITE, _ranked(rows), digest, findings=dict.fromkeys(findings), notes=notes)
 

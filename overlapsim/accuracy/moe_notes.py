@@ -8,9 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from overlapsim.accuracy.moe_order import compare_orders
 from overlapsim.accuracy.moe_rows import MoeRow
 from overlapsim.accuracy.moe_steps import LAYOUTS, Steps, node_layers
 from overlapsim.accuracy.moe_systems import MODELS
+from overlapsim.accuracy.progress import counted
 from overlapsim.accuracy.suite import Row
 
 UNEXPLAINED: Final = 1.41
@@ -84,6 +86,20 @@ def _ranking(by_id: Mapping[str, Row]) -> dict[str, Any]:
         shown = " > ".join(f"{layout} {found[layout]:.3f}" for layout in order)
         verdict = "as published" if tuple(order) == LAYOUTS else f"published {' > '.join(LAYOUTS)}"
         notes[f"fig14 {model}, {node_layers(model)} layers"] = f"{shown}: {verdict}"
+    return notes
+
+
+def order_notes() -> dict[str, Any]:
+    """Automatic and hand-made operator order of a layer of each model, both in the engine, and the bound of all."""
+    notes = {}
+    for one in counted("orders of a layer's pass", compare_orders()):
+        found, hand_s = one.found, one.hand.duration_s
+        verdict = "at least as fast" if found.seconds <= hand_s else "SLOWER"
+        notes[f"order {one.model} {one.which}"] = (
+            f"found {found.seconds * 1e3:.3f} ms, by hand {hand_s * 1e3:.3f} ({verdict}), in line "
+            f"{found.given_s * 1e3:.3f}, no order below {found.bound_s * 1e3:.3f} "
+            f"({100 * (found.over_bound - 1):.1f} % over)"
+        )
     return notes
 
 

@@ -103,10 +103,11 @@ class Steps:
     def run(
         self, system: str, model: str, gpus: int, batch: int, *, gpu: str = "h800", layers: int | None = None
     ) -> dict[Shift, Point]:
-        """Points of one step of `moe_systems.step_inputs`."""
+        """Points of one step of `moe_systems.step_inputs`; models of which `layers` are given are as printed."""
         key = (system, model, gpus, batch, gpu, layers)
         if key not in self._points:
-            self._inputs[key] = step_inputs(system, model, gpus, batch, gpu=gpu, layers=layers)
+            printed = layers is not None
+            self._inputs[key] = step_inputs(system, model, gpus, batch, gpu=gpu, layers=layers, as_printed=printed)
             self._points[key] = points(self._inputs[key], ranges=self.ranges)
         return self._points[key]
 
@@ -181,7 +182,9 @@ def _parts(steps: Steps, row: MoeRow) -> Predicted:
 def node_layers(model: str) -> int:
     """Layers of a model in figure 14, which prints none: all, or the first half of them, and so on, that fit a node."""
     layers = model_spec(model).num_layers
-    while layers > 1 and not all(fits(step_inputs(name, model, 8, NODE_BATCH, layers=layers)) for name in LAYOUTS):
+    while layers > 1 and not all(
+        fits(step_inputs(name, model, 8, NODE_BATCH, layers=layers, as_printed=True)) for name in LAYOUTS
+    ):
         layers = -(-layers // 2)
     return layers
 

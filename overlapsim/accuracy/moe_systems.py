@@ -17,7 +17,7 @@ from overlapsim.strategy.compose import Chosen, Composition
 from overlapsim.strategy.registry import load_strategy
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.layout_rules import Job
-from overlapsim.workload.model import ModelSpec
+from overlapsim.workload.model import ModelSpec, MoE
 from overlapsim.workload.presets import load_model
 from overlapsim.workload.recipe import Recipe
 from overlapsim.workload.recompute import Recompute
@@ -43,9 +43,10 @@ OTHERS_FEWEST: Final = 32
 """GPUs by which recompute is chosen."""
 STACK: Final = "megatron-2021"
 """How every system launches kernels: eager, at the host time that published steps of one node have (LAUNCH-VTRAIN)."""
-CLOCK: Final = 0.8
-"""Clock of a long run over that of a short benchmark, of every system (hwprofiles/SOURCES.md, OVL-CLOCK)."""
-
+CLOCKS: Final[Mapping[str, float]] = {"h800": 0.8, "a100": 0.87, "h20": 1.0}
+"""Clock of a long run over that of a short benchmark, of every system on a GPU (hwprofiles/SOURCES.md, OVL-CLOCK):
+0.8 of H100s in published training, 257 of 295 TFLOP/s of an A100 with random values; an H20 computes too little for its
+power to limit it."""
 
 Half = Literal["tp", "sp", "ep"]
 
@@ -117,7 +118,8 @@ ASSUMED: Final = (
     ),
     Finding(
         "clock_assumed",
-        f"GEMMs of every system run at {CLOCK} of the rate of short benchmarks, as published Llama-3 training implies",
+        "GEMMs of every system run at 0.8 of the rate of short benchmarks on H800 (as published Llama-3 training "
+        "implies), at 0.87 on A100 and at all of it on H20",
     ),
     Finding(
         "gating_assumed",
@@ -142,7 +144,14 @@ ASSUMED: Final = (
 
 
 def step_inputs(
-    system: str | System, model: str, gpus: int, batch: int, *, gpu: str = "h800", layers: int | None = None
+    system: str | System,
+    model: str,
+    gpus: int,
+    batch: int,
+    *,
+    gpu: str = "h800",
+    layers: int | None = None,
+    as_printed: bool = False,
 ) -> StepInputs:
     """A training step of a system.
 
@@ -153,9 +162,10 @@ def step_inputs(
     gpus, batch : GPUs, and sequences of a step
     gpu : key of `CLUSTERS`
     layers : of the model; all by default
+    as_printed : 352B without the expert that no table has, as all others are taken
     """
     chosen = SYSTEMS[system] if isinstance(system, str) else system
-    spec = model_spec(model, layers)
+    spec = model_spec(model, layers, as_printed=as_printed)
     cluster = load_cluster(CLUSTERS[gpu])
     cluster = cluster.with_nodes(-(-gpus // cluster.node.num_devices))
     stages = STAGES if model == "M1" and gpus > NODE else 1
@@ -170,7 +180,7 @@ def step_inputs(
         recipe=chosen.recipe,
         stack=STACK,
         dp_overlap="both",
-        sustained_clock=CLOCK,
+        sustained_clock=CLOCKS[gpu],
     )
     arranging = (Chosen(load_strategy("operator_order"), {"beam": 16, "sms": 0}),) if chosen.inter else ()
     pairs = worthwhile(inputs, fused_pairs(inputs), arranging) if chosen.intra else {}
@@ -201,7 +211,11 @@ def fits(inputs: StepInputs) -> bool:
     return memory_shortfall(inputs, step_memory(inputs, step_schedule(inputs))) is None
 
 
-def model_spec(model: str, layers: int | None = None) -> ModelSpec:
-    """A model of Table 2, with its first layers alone where `layers` is given."""
+def model_spec(model: str, layers: int | None = None, *, as_printed: bool = False) -> ModelSpec:
+    """A model of Table 2, with its first layers alone where `layers` is given; `as_printed` without shared experts."""
     spec, _ = load_model(MODELS[model])
+    first = spec.layers[0]
+    if as_printed and isinstance(first.mlp, MoE) and first.mlp.shared is not None:
+        routed = replace(first.mlp, num_shared_experts=0, shared=None)
+        spec = replace(spec, layers=(replace(first, mlp=routed),) * spec.num_layers)
     return spec if layers is None else replace(spec, layers=spec.layers[:layers])

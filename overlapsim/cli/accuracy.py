@@ -74,6 +74,8 @@ def _table(result: Suite) -> None:
 
 def _cells(group: Group) -> tuple[str, ...]:
     fitted = {True: "yes", False: "no", None: "-"}[group.fitted]
+    if not group.num_points:
+        return (group.name, "0", fitted, *("-",) * 7)
     errors = (group.median_signed, group.median_abs, group.mean_abs, group.p90_abs, group.p95_abs)
     first, *others = (100 * error for error in errors)
     signs = f"{group.sign_right}/{group.sign_total}" if group.sign_total else ""
