@@ -22,13 +22,15 @@ from overlapsim.emit.registry import check_targets
 from overlapsim.errors import PlanError, UsageError
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.plan import Objective, StepPlanInputs
+from overlapsim.planner.allowed import ALLOWED
 from overlapsim.planner.search import TOP, PlanRequest
 from overlapsim.planner.space import Axes, Constraint
-from overlapsim.planner.step import ALLOWED, Goal, plan_step
+from overlapsim.planner.step import Goal, plan_step
 from overlapsim.planner.step_plan import model_digest, to_step_plan
 from overlapsim.schedule.pipeline_kinds import SCHEDULES
 from overlapsim.step.perturb import Perturbation
 from overlapsim.units import DTYPE_BYTES
+from overlapsim.workload.dispatchers import DISPATCHERS
 from overlapsim.workload.presets import load_model
 from overlapsim.workload.recipe import RECIPES
 
@@ -58,6 +60,7 @@ def words(text: str) -> tuple[str, ...]:
     help="slow=SHARE[@RANK], nvlink=SHARE[@RANK], nic=SHARE[@NODE], jitter, imbalance, seed.",
 )
 @click.option("--schedules", type=words, default="", metavar="NAME,..", help=f"Tried: of {', '.join(SCHEDULES)}.")
+@click.option("--dispatchers", type=words, default="", metavar="NAME,..", help=f"Tried: of {', '.join(DISPATCHERS)}.")
 @click.option("--uneven", is_flag=True, help="Also stages with unequal numbers of layers.")
 @click.option("--allow", type=words, default="", metavar="NAME,..", help=f"What changes results: {', '.join(ALLOWED)}.")
 @click.option("--dtype", type=click.Choice(sorted(DTYPE_BYTES)), help="Type of the model instead of its own.")
@@ -84,7 +87,7 @@ def command(**given: Any) -> None:
         cluster.with_nodes(given["nodes"]),
         given["global_batch"],
         given["seq"],
-        axes=axes_of(given["schedules"], uneven=given["uneven"]),
+        axes=axes_of(given["schedules"], given["dispatchers"], uneven=given["uneven"]),
         constraints=rules_of(given["constraints"], given["fix"]),
         memory_bytes=given["memory"],
         recipe=RECIPES[given["recipe"]],
@@ -115,6 +118,7 @@ def command(**given: Any) -> None:
         objective=goal.objective,
         constraints=(*given["constraints"], *given["fix"]),
         schedules=given["schedules"],
+        dispatchers=given["dispatchers"],
         memory_bytes=given["memory"],
         recipe=given["recipe"],
         stack=given["stack"],
@@ -155,19 +159,21 @@ def rules_of(constraints: Sequence[str], fixed: Sequence[str]) -> tuple[Constrai
     return tuple(Constraint.parse(text) for text in (*constraints, *fixed))
 
 
-def axes_of(schedules: Sequence[str], *, uneven: bool) -> Axes:
-    """What --schedules and --uneven leave open.
+def axes_of(schedules: Sequence[str], dispatchers: Sequence[str] = (), *, uneven: bool) -> Axes:
+    """What --schedules, --dispatchers and --uneven leave open.
 
     Raises
     ------
     UsageError
-        If a schedule is unknown.
+        If a schedule or dispatcher is unknown.
     """
-    unknown = sorted(set(schedules) - set(SCHEDULES))
-    if unknown:
-        raise UsageError(f"--schedules names {unknown[0]!r}; expected of {', '.join(SCHEDULES)}")
+    for option, given, known in (("schedules", schedules, SCHEDULES), ("dispatchers", dispatchers, DISPATCHERS)):
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise UsageError(f"--{option} names {unknown[0]!r}; expected of {', '.join(known)}")
     axes = Axes(uneven=uneven)
-    return replace(axes, schedule=tuple(schedules)) if schedules else axes
+    axes = replace(axes, schedule=tuple(schedules)) if schedules else axes
+    return replace(axes, dispatcher=tuple(n for n in DISPATCHERS if n in dispatchers)) if dispatchers else axes
 
 
 def _progress() -> Callable[[str], None]:

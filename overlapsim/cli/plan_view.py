@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from overlapsim.cli.output import console, together
 from overlapsim.cli.simulate_view import LOUD
-from overlapsim.plan import Prediction, StepCandidate, StepPlan
+from overlapsim.plan import Gain, Prediction, StepCandidate, StepPlan
 from overlapsim.planner.explain import exposed_s
 from overlapsim.planner.step import StepAnswer
 from overlapsim.units import format_bytes, format_time
@@ -28,6 +28,7 @@ def answer_json(plan: StepPlan, answer: StepAnswer) -> dict[str, Any]:
         "best_serial": None if plan.serial is None else _entry(plan.serial, plan),
         "try_on_hardware": msgspec.to_builtins(plan.advice.try_on_hardware),
         "measure_next": msgspec.to_builtins(plan.advice.measure_next),
+        "gains": msgspec.to_builtins(plan.advice.gains),
         "pruned": dict(plan.search.pruned),
         "searched": plan.search.candidates,
         "elapsed_s": answer.elapsed_s,
@@ -42,6 +43,7 @@ def infeasible_json(elapsed_s: float) -> dict[str, Any]:
         "best_serial": None,
         "try_on_hardware": [],
         "measure_next": [],
+        "gains": [],
         "pruned": {},
         "searched": 0,
         "elapsed_s": elapsed_s,
@@ -53,6 +55,9 @@ def layout_json(entry: StepCandidate) -> dict[str, Any]:
     s = entry.settings
     named = {"nodes": s.nodes, **s.layout, "micro_batch": s.micro_batch, "num_micro_batches": s.num_micro_batches}
     named |= {"schedule": s.schedule, "recompute": recompute_name(entry), "dp_overlap": s.dp_overlap, "fp8": s.fp8}
+    named |= {"dispatcher": s.dispatcher} if s.layout["ep"] != 1 else {}
+    named |= {"compress": "+".join(s.compress)} if s.compress else {}
+    named |= {"dispatch_dtype": s.dispatch_dtype} if s.dispatch_dtype else {}
     return named | ({"stage_layers": list(s.stage_layers)} if s.stage_layers else {})
 
 
@@ -69,6 +74,10 @@ def _entry(entry: StepCandidate, plan: StepPlan) -> dict[str, Any]:
         "strategies": [
             {"operator": op.operator, "pass": op.pass_, "strategy": op.strategy, "parameters": dict(op.parameters)}
             for op in entry.operators
+        ]
+        + [
+            {"operator": "*", "pass": "*", "strategy": name, "parameters": dict(parameters)}
+            for name, parameters in entry.settings.arranging
         ],
         "step_time_s": shown.value_s,
         "low_s": shown.low_s,
@@ -113,7 +122,9 @@ def plan_table(plan: StepPlan, answer: StepAnswer) -> None:
     view.print(table)
     _sentences(view, "strategies of plan 1", _strategies(plan.choice))
     of = " (of the undisturbed step)" if robust else ""
+    _sentences(view, "order of operators in plan 1", plan.advice.order)
     _sentences(view, f"why the first{of}", plan.advice.why)
+    _sentences(view, f"what each part of plan 1 gains{of}", [_gain(gain) for gain in plan.advice.gains])
     _sentences(view, f"near{of}", plan.advice.near)
     _sentences(view, f"exposed in plan 1{of}", plan.advice.exposed)
     _sentences(
@@ -160,6 +171,10 @@ def _settings(entry: StepCandidate) -> str:
     words += [f"recompute {recompute_name(entry)}"] if s.recompute != "none" else []
     words += [f"dp overlap {s.dp_overlap}"] if s.dp_overlap != "none" else []
     words += ["fp8"] if s.fp8 else []
+    words += [f"dispatch by {s.dispatcher}"] if s.dispatcher != "all_to_all" and s.layout["ep"] != 1 else []
+    words += [f"dispatch in {s.dispatch_dtype}"] if s.dispatch_dtype else []
+    words += s.compress
+    words += [name for name, _ in s.arranging]
     counts = Counter(op.strategy for op in entry.operators)
     words += [f"{name} on {count} operator{'s'[: count > 1]}" for name, count in counts.items()]
     return ", ".join(words)
@@ -170,7 +185,19 @@ def _strategies(entry: StepCandidate) -> list[str]:
     taken: dict[str, list[str]] = {}
     for op in entry.operators:
         taken.setdefault(op.strategy, []).append(f"{op.operator}:{op.pass_}")
-    return [f"{name}: {', '.join(operators)}" for name, operators in taken.items()]
+    whole = [f"{name} in every layer: {_parameters(parameters)}" for name, parameters in entry.settings.arranging]
+    return whole + [f"{name}: {', '.join(operators)}" for name, operators in taken.items()]
+
+
+def _parameters(parameters: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in parameters.items())
+
+
+def _gain(gain: Gain) -> str:
+    """One line of what parts gain."""
+    first = gain.in_all == gain.faster == 1
+    times = "" if first else f", {gain.faster:.3f}x the one before, {gain.in_all:.3f}x the first"
+    return f"{gain.name} ({gain.layout}): {format_time(gain.step_time_s)}{times}"
 
 
 def _time(shown: Prediction) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from overlapsim.emit.base import Emitted, Emitter, Subject
-from overlapsim.emit.leftovers import arranging_left, host_left, order_left, strategies_left
+from overlapsim.emit.leftovers import arranging_left, host_left, order_left, recipe_left, strategies_left
 from overlapsim.emit.rules import Version
 from overlapsim.errors import PlanError
 from overlapsim.units import DTYPE_BYTES
@@ -131,6 +131,7 @@ def _left(subject: Subject) -> Iterator[str]:
     if settings.fp8:
         yield "DeepSpeed's configuration has no fp8; the plan multiplies in it"
     yield from strategies_left(subject, title, {"serial"})
+    yield from recipe_left(subject, title, ("all_to_all",))
     yield from arranging_left(subject, title, {"grad_buckets", "fsdp_prefetch"})
     yield from order_left(subject, title, _ORDER)
     yield from host_left(subject, title, graphs=False)

@@ -32,6 +32,22 @@ def arranging_left(subject: Subject, title: str, taken: Collection[str]) -> Iter
             yield f"{title} has no setting for {name}{_said(parameters)}"
 
 
+def recipe_left(subject: Subject, title: str, dispatchers: Collection[str]) -> Iterator[str]:
+    """Sentences on how a plan moves tokens and narrows what it sends, where the framework is not told.
+
+    Parameters
+    ----------
+    dispatchers : ways to experts that the framework is told of
+    """
+    settings = subject.settings
+    if subject.layout.ep > 1 and settings.dispatcher not in dispatchers:
+        yield f"{title} has no setting for dispatch by {settings.dispatcher}; the plan's time counts on it"
+    if settings.dispatch_dtype:
+        yield f"{title} has no setting for tokens that reach their experts in {settings.dispatch_dtype}"
+    for name in settings.compress:
+        yield f"{title} has no setting for {name}; the plan's time counts on it"
+
+
 def order_left(subject: Subject, title: str, order: tuple[str, ...]) -> Iterator[str]:
     """A sentence where the framework fills the ranks in another order than the plan.
 

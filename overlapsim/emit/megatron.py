@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from overlapsim.emit.base import Emitted, Emitter, Subject, comment
-from overlapsim.emit.leftovers import arranging_left, host_left, order_left
+from overlapsim.emit.leftovers import arranging_left, host_left, order_left, recipe_left
 from overlapsim.emit.megatron_env import QUEUES, Run, env_text, queues
 from overlapsim.emit.megatron_layout import put_data_parallel, put_layout, put_pipeline, put_recompute
 from overlapsim.emit.megatron_model import put_model
@@ -19,7 +19,8 @@ ARGUMENTS: Final = "megatron.args"
 ENVIRONMENT: Final = "megatron.env"
 _ORDER: Final = ("tp", "sp", "cp", "ep", "dp", "pp")
 _MAPPED: Final = ("tp", "sp", "cp", "ep", "pp", "dp")
-_TOLD: Final = ("grad_buckets", "fsdp_prefetch", "p2p_overlap", "wgrad_delay")
+_TOLD: Final = ("grad_buckets", "fsdp_prefetch", "p2p_overlap", "wgrad_delay", "shared_expert", "expert_pair")
+_DISPATCHERS: Final = {"all_to_all": "alltoall", "all_gather": "allgather", "deepep": "flex"}
 """Strategies of whole graphs that arguments speak of elsewhere."""
 
 
@@ -88,6 +89,8 @@ def sheet_of(subject: Subject, version: Version) -> Sheet:
         sheet.unsaid(sentence)
     for sentence in arranging_left(subject, "Megatron", _TOLD):
         sheet.unsaid(sentence)
+    for sentence in recipe_left(subject, "Megatron", _DISPATCHERS):
+        sheet.unsaid(sentence)
     for sentence in host_left(subject, "Megatron", graphs=False):
         sheet.unsaid(sentence)
     if layout.zero >= 2 and layout.pp > 1:
@@ -113,8 +116,11 @@ def _put_experts(sheet: Sheet, subject: Subject) -> None:
     settings, layout = subject.settings, subject.layout
     delayed = any(name == "wgrad_delay" and values.get("pending") for name, values in settings.arranging)
     if layout.ep > 1:
-        gathered = RECIPES[subject.step.inputs.recipe].dispatcher == "all_gather"
-        sheet.set("--moe-token-dispatcher-type", "allgather" if gathered else "alltoall")
+        sheet.set("--moe-token-dispatcher-type", _DISPATCHERS.get(settings.dispatcher, "alltoall"))
+        if settings.dispatcher == "deepep":
+            sheet.set("--moe-flex-dispatcher-backend", "deepep")
+    if layout.ep > 1 and any(name == "shared_expert" for name, _ in settings.arranging):
+        sheet.set("--moe-shared-expert-overlap", why="shared experts run before routed ones")
     paired = settings.schedule == "interleaved_pairs"
     if paired and layout.ep > 1:
         on = sheet.set("--overlap-moe-expert-parallel-comm", why="forwards and backwards are not paired")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from overlapsim.emit.base import Emitted, Emitter, Subject
-from overlapsim.emit.leftovers import arranging_left, host_left, order_left, strategies_left
+from overlapsim.emit.leftovers import arranging_left, host_left, order_left, recipe_left, strategies_left
 from overlapsim.emit.pytorch_text import module_text, replicated
 from overlapsim.emit.rules import Version
 from overlapsim.emit.torch_schedules import CLASSES, schedule_class, schedule_file, splits_backward
@@ -72,6 +72,7 @@ def _left(subject: Subject) -> Iterator[str]:
     if parted and any(op.strategy == "async_tp" for op in subject.entry.operators):
         yield "compiled stages do not go together with a split backward, and async TP needs them"
     yield from strategies_left(subject, title, {"serial"} if parted else {"serial", "async_tp"})
+    yield from recipe_left(subject, title, ("all_to_all",))
     yield from arranging_left(subject, title, {"fsdp_prefetch", "grad_buckets"})
     yield from order_left(subject, title, _ORDER)
     yield from host_left(subject, title, graphs=False)

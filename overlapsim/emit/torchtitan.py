@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from overlapsim.emit.base import Emitted, Emitter, Subject
-from overlapsim.emit.leftovers import arranging_left, host_left, order_left, recompute_left, strategies_left
+from overlapsim.emit.leftovers import (
+    arranging_left,
+    host_left,
+    order_left,
+    recipe_left,
+    recompute_left,
+    strategies_left,
+)
 from overlapsim.emit.rules import Sheet, Version
 from overlapsim.emit.torch_schedules import schedule_class, schedule_file, splits_backward
 from overlapsim.emit.torchtitan_flags import FLAGS, LAST_TOML, settled
@@ -201,6 +208,7 @@ def _left(subject: Subject, version: Version) -> Iterator[str]:
     title, settings, layout = "torchtitan", subject.settings, subject.layout
     taken = set() if splits_backward(settings, layout.pp) else {"async_tp"}
     yield from strategies_left(subject, title, {*taken, "serial"})
+    yield from recipe_left(subject, title, ("all_to_all",))
     yield from arranging_left(subject, title, {"fsdp_prefetch"} if layout.zero == 3 else set())
     yield from order_left(subject, title, _ORDER)
     yield from recompute_left(subject, title, "what is cheap (attention, every second product and traffic are kept)")

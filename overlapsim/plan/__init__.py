@@ -5,6 +5,7 @@ from overlapsim.plan.operator import Alternative, Cause, Choice, CurveInput, Ope
 from overlapsim.plan.shared import PLAN_VERSION, Finding, OperatorSettings, Prediction
 from overlapsim.plan.step import (
     Advice,
+    Gain,
     Measurement,
     Objective,
     SearchCount,
@@ -23,6 +24,7 @@ __all__ = [
     "Choice",
     "CurveInput",
     "Finding",
+    "Gain",
     "Measurement",
     "Objective",
     "OperatorInputs",

@@ -70,7 +70,7 @@ class StepSettings:
     schedule, p2p, scatter_gather : the pipeline's, and how its transfers stand to computation
     recompute, recompute_modules, recompute_method, recompute_layers : what the backward pass rebuilds
     fp8, compress : linear layers multiply in fp8; what is narrowed on its way (`workload.recipe.COMPRESSIONS`)
-    dispatcher : how tokens reach experts
+    dispatcher, dispatch_dtype : how tokens reach experts, and in which type; empty: the model's
     dp_overlap, bucket_bytes, reshard : what of data parallelism is overlapped, in which pieces; whether ZeRO 3 drops
         parameters after use
     dp_sync : whether replicas inside a node sum before those of others
@@ -98,6 +98,7 @@ class StepSettings:
     rank_order: tuple[str, ...]
     arranging: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     dispatcher: str = "all_to_all"
+    dispatch_dtype: str = ""
     compress: tuple[str, ...] = ()
     dp_sync: str = "hierarchical"
 
@@ -159,14 +160,37 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """One part of the best plan, on top of those before it.
+
+    Attributes
+    ----------
+    name, layout : what is added, and the degrees with it
+    step_time_s : with it, predicted
+    faster, in_all : the step before over this one, and the first over this one
+    """
+
+    name: str
+    layout: str
+    step_time_s: float
+    faster: float
+    in_all: float
+
+
+@dataclass(frozen=True)
 class Advice:
-    """Why the best plan is best, what nearly was, what it exposes, what to try first and what to measure."""
+    """Why the best plan is best, what nearly was, what it exposes, what to try first and what to measure.
+
+    Further what each of its parts gains, and in which order it issues the operators of a layer.
+    """
 
     why: tuple[str, ...] = ()
     near: tuple[str, ...] = ()
     exposed: tuple[str, ...] = ()
     try_on_hardware: tuple[Trial, ...] = ()
     measure_next: tuple[Measurement, ...] = ()
+    gains: tuple[Gain, ...] = ()
+    order: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

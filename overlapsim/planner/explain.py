@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from overlapsim.plan import Advice
+from overlapsim.planner.pair_choice import WHICH
 from overlapsim.planner.step import Ranked, StepAnswer
 from overlapsim.planner.step_bound import step_operators
 from overlapsim.planner.trials import difference, find_trials, measurements, percent, range_text, slower
 from overlapsim.step.categories import COMM_KINDS, COMPUTE_KINDS
+from overlapsim.step.pieces import graph_builder
 from overlapsim.step.simulate import StepResult, step_prices
+from overlapsim.strategy.base import Context
 from overlapsim.units import format_bytes, format_time
 from overlapsim.workload.operators import CollectiveOp
 
@@ -45,6 +48,8 @@ def advise(answer: StepAnswer) -> Advice:
         exposed=tuple(_exposed(answer.ranked[0])),
         try_on_hardware=trials,
         measure_next=tuple(measurements(answer.ranked, trials)),
+        gains=answer.gains,
+        order=tuple(_orders(answer.ranked[0].result)),
     )
 
 
@@ -61,6 +66,9 @@ def label(result: StepResult) -> str:
         words.append(f"overlaps {i.dp_overlap}" + (" of data parallelism" if i.dp_overlap == "gradients" else ""))
     if i.recipe.fp8:
         words.append("fp8")
+    words += i.recipe.compress
+    if i.layout.ep > 1 and i.recipe.dispatcher != "all_to_all":
+        words.append(f"dispatch by {i.recipe.dispatcher}")
     words += sorted({strategy.name for strategy in i.composition.strategies})
     return ", ".join(words)
 
@@ -68,6 +76,23 @@ def label(result: StepResult) -> str:
 def exposed_s(breakdown_s: Mapping[str, float]) -> float:
     """Seconds in which a device communicates and computes nothing."""
     return sum(breakdown_s.get(kind, 0.0) for kind in COMM_KINDS)
+
+
+def _orders(result: StepResult) -> Iterator[str]:
+    """How strategies that arrange whole graphs issue the operators of each kind of layer, where they say so."""
+    i, prices = result.inputs, step_prices(result.inputs)
+    builder = graph_builder(i)
+    for number, layer in enumerate(i.model.kinds, start=1):
+        of = f" of kind {number}" if len(i.model.kinds) > 1 else ""
+        for which in WHICH:
+            context = Context(builder.layer(layer, which), prices)
+            for chosen in i.composition.arranging:
+                if not chosen.strategy.applies_to(context).applies:
+                    continue
+                said = chosen.strategy.settings(context, chosen.parameters)
+                if "order" in said:
+                    beside = ", ".join(said.get("beside", ())) or "none"
+                    yield f"{which} of a layer{of}: {', '.join(said['order'])}; beside computation: {beside}"
 
 
 # Why, and what nearly won
@@ -78,9 +103,7 @@ def _why(answer: StepAnswer) -> Iterator[str]:
     for other in answer.ranked[1:2]:
         yield _compared(best, other.result, other.rank, by_high_end=answer.goal.objective == "robust")
     serial = answer.serial
-    if best.inputs.layout.tp == 1 and not best.inputs.composition.strategies:
-        yield "without tensor parallelism no GEMM has a collective of its own that a strategy could hide"
-    elif not best.inputs.composition.strategies:
+    if not best.inputs.composition.strategies:
         yield "no overlap strategy is in the best plan: where one applies, none saves enough of its pair"
     elif serial is not None:
         gap = difference(best, serial.result)

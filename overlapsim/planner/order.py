@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from overlapsim.engine import compiled
@@ -11,8 +11,8 @@ from overlapsim.engine.deadlock import raise_if_deadlocked
 from overlapsim.engine.timeline import Timeline
 from overlapsim.schedule.builder import ProgramBuilder
 from overlapsim.strategy.base import Context
-from overlapsim.strategy.compose import lower
-from overlapsim.strategy.order_bound import loads_of, order_bound_s
+from overlapsim.strategy.compose import Piece, find_pieces, lower
+from overlapsim.strategy.order_bound import Load, loads_of, order_bound_s
 from overlapsim.strategy.ordering import BESIDE, arrange_by, best_order, lines_of, stream_of
 from overlapsim.strategy.tasks import Site
 from overlapsim.workload.operators import CollectiveOp, OperatorGraph
@@ -66,7 +66,8 @@ def order_operators(context: Context, *, contention: bool = True, moves: int = M
 
     Parameters
     ----------
-    context : a layer's pass, or several, and prices
+    context : a layer's pass, or several, and prices. What strategies of pairs take stays together, and runs in the
+        engine as they have it; such operators are left out of the bound
     contention : False leaves HBM and link sharing out
     moves : engine runs that the last step may take
 
@@ -76,12 +77,14 @@ def order_operators(context: Context, *, contention: bool = True, moves: int = M
         If the graph is too large to order.
     """
     graph = context.graph
-    lines = lines_of(graph, context.prices)
-    search = _Search(context, contention)
+    pieces = tuple(find_pieces(graph, context.pairs))
+    taken = taken_by(graph, pieces)
+    lines = lines_of(graph, context.prices, taken)
+    search = _Search(context, contention, taken)
     half = _half_of(graph)
     if half is not None:
         # Two layers are at least as fast as each on its own.
-        found = order_operators(Context(half, context.prices), contention=contention, moves=moves)
+        found = order_operators(replace(context, graph=half), contention=contention, moves=moves)
         size = len(half.operators)
         search.look(
             (*found.order, *(position + size for position in found.order)),
@@ -95,7 +98,7 @@ def order_operators(context: Context, *, contention: bool = True, moves: int = M
         for share in SHARES:
             search.look(order, search.limits(share))
     search.improve(moves)
-    arranged = graph if search.seconds >= given.duration_s else arrange_by(graph, search.order, search.sms)
+    arranged = graph if search.seconds >= given.duration_s else arrange_by(graph, search.order, search.sms, taken)
     timeline = run_graph(context, arranged, contention=contention)
     return OrderResult(
         arranged,
@@ -103,10 +106,30 @@ def order_operators(context: Context, *, contention: bool = True, moves: int = M
         search.sms if arranged is not graph else {},
         timeline.duration_s,
         given.duration_s,
-        order_bound_s(lines, loads_of(graph, context.prices, contention=contention)),
+        _bound_s(context, {position for piece in pieces for position in piece.operators}, contention),
         timeline,
         given,
     )
+
+
+def taken_by(graph: OperatorGraph, pieces: Sequence[Piece]) -> frozenset[int]:
+    """Collectives that strategies of pairs run together with their GEMMs."""
+    positions = (position for piece in pieces for position in piece.operators)
+    return frozenset(position for position in positions if isinstance(graph.operators[position], CollectiveOp))
+
+
+def _bound_s(context: Context, left_out: Collection[int], contention: bool) -> float:
+    """The bound, without the time of operators that are not the library's."""
+    lines = lines_of(context.graph, context.prices)
+    loads = loads_of(context.graph, context.prices, contention=contention)
+    if left_out:
+
+        def without(times: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(0.0 if position in left_out else time for position, time in enumerate(times))
+
+        lines = replace(lines, seconds=without(lines.seconds))
+        loads = tuple(Load(without(load.seconds), without(load.lost_s)) for load in loads)
+    return order_bound_s(lines, loads)
 
 
 def _half_of(graph: OperatorGraph) -> OperatorGraph | None:
@@ -118,9 +141,9 @@ def _half_of(graph: OperatorGraph) -> OperatorGraph | None:
 
 
 def run_graph(context: Context, graph: OperatorGraph, *, contention: bool = True) -> Timeline:
-    """Run a graph's operators as the library's kernels, as they are issued."""
+    """Run a graph's operators as they are issued: pairs by their strategies, all else as the library's kernels."""
     builder = ProgramBuilder()
-    lower(Context(graph, context.prices), Site(builder, context.prices))
+    lower(Context(graph, context.prices), Site(builder, context.prices), tuple(find_pieces(graph, context.pairs)))
     timeline = compiled.run(builder.freeze(), contention=contention)
     raise_if_deadlocked(timeline)
     return timeline
@@ -132,6 +155,7 @@ class _Search:
 
     context: Context
     contention: bool
+    taken: Collection[int] = ()
     seconds: float = float("inf")
     order: tuple[int, ...] = ()
     sms: Mapping[int, int] = field(default_factory=dict)
@@ -139,7 +163,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         graph = self.context.graph
-        self.streams = [stream_of(graph, position) for position in range(len(graph.operators))]
+        self.streams = [stream_of(graph, position, self.taken) for position in range(len(graph.operators))]
         prices = self.context.prices
         self.most = {
             position: prices.held_sms(op)
@@ -156,7 +180,7 @@ class _Search:
         key = (order, tuple(sorted(sms.items())))
         if key in self.tried:
             return False
-        arranged = arrange_by(self.context.graph, order, sms)
+        arranged = arrange_by(self.context.graph, order, sms, self.taken)
         self.tried[key] = seconds = run_graph(self.context, arranged, contention=self.contention).duration_s
         if seconds >= self.seconds * (1 - LEAST_GAIN) and self.order:
             return False

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Final
 
 from overlapsim.errors import DeadlockError, LayoutError, StrategyError, WorkloadError
+from overlapsim.planner.allowed import narrower
 from overlapsim.planner.overlap_choice import NOTHING, OverlapChooser
 from overlapsim.planner.pair_choice import GAIN, WHICH
 from overlapsim.schedule.pipeline_kinds import SCHEDULES
@@ -34,6 +35,7 @@ class Refiner:
     models : results of cost models
     chooser : of what hides communication in layers
     dispatchers : of tokens to experts, that may be used
+    allow : what changes results and may be sent in fewer bytes
     pairs : whether an interleaved pipeline may pair forwards with backwards
     """
 
@@ -43,11 +45,12 @@ class Refiner:
         models: dict[object, object],
         chooser: OverlapChooser,
         dispatchers: Sequence[Dispatcher],
+        allow: Sequence[str] = (),
         *,
         pairs: bool,
     ) -> None:
         self.limit_bytes, self.models, self.chooser = limit_bytes, models, chooser
-        self.dispatchers, self.pairs = tuple(dispatchers), pairs
+        self.dispatchers, self.allow, self.pairs = tuple(dispatchers), tuple(allow), pairs
 
     def refine(self, inputs: StepInputs, seconds: float) -> tuple[float, StepInputs]:
         """The fastest found that starts from a step, and its time; the step itself where nothing helps enough.
@@ -65,7 +68,11 @@ class Refiner:
             asked = replace(best[1], schedule=PAIRED, composition=NOTHING)
             best = self._better(best, asked)
             best = self._add(best, asked)
-        return self._add(best, best[1])
+        best = self._add(best, best[1])
+        for _ in self.allow:
+            for recipe in narrower(best[1].recipe, self.allow):
+                best = self._better(best, replace(best[1], recipe=recipe))
+        return best
 
     def polish(self, inputs: StepInputs, seconds: float) -> tuple[float, StepInputs]:
         """The same composition with other parameters of its strategies for whole graphs, where they help.

@@ -41,6 +41,7 @@ class PlanRequest:
     recipe, stack, sustained_clock : software and clock of the runs
     top : layouts to return
     exhaustive : run the engine on everything that fits, bounds or not
+    narrow : what changes results and may be sent in fewer bytes (`allowed.narrower`)
     """
 
     model: ModelSpec
@@ -55,6 +56,7 @@ class PlanRequest:
     sustained_clock: float = 1.0
     top: int = TOP
     exhaustive: bool = False
+    narrow: tuple[str, ...] = ()
 
     @property
     def limit_bytes(self) -> float:
@@ -149,7 +151,7 @@ def search(request: PlanRequest, progress: Callable[[str], None] | None = None) 
     refiner = None
     if overlap[1]:
         pairs = request.axes.schedule == Axes().schedule
-        refiner = Refiner(request.limit_bytes, models, chooser, request.axes.dispatcher, pairs=pairs)
+        refiner = Refiner(request.limit_bytes, models, chooser, request.axes.dispatcher, request.narrow, pairs=pairs)
         say("refining the best")
     best = best_of(
         funnel.ran,

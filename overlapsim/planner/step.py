@@ -8,18 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from overlapsim.errors import PlanError, ProfileError, UsageError
-from overlapsim.plan import Finding, Objective
+from overlapsim.plan import Finding, Gain, Objective
+from overlapsim.planner.allowed import ALLOWED, changes, multiplying, not_applied
 from overlapsim.planner.found import Found
+from overlapsim.planner.gains import gains_of
 from overlapsim.planner.robust import ROBUST, by_high_end, degrees_of
 from overlapsim.planner.search import PlanRequest, SearchResult, search
 from overlapsim.planner.step_bound import step_lower_bound_s
-from overlapsim.step.inputs import StepInputs
 from overlapsim.step.perturb import NONE, Perturbation
 from overlapsim.step.simulate import StepResult, simulate_step
 from overlapsim.units import format_time
 
-ALLOWED: Final = ("fp8", "compression")
-"""Choices that change what is computed: never made unless the user allows them by name."""
 ROBUST_LAYOUTS: Final = 4
 """Layouts that are perturbed for each one shown: the fastest undisturbed."""
 TWINS: Final = 3
@@ -95,6 +94,7 @@ class StepAnswer:
     searched, run : candidates looked at, and run in the engine
     elapsed_s : of the whole answer
     findings : what was asked for and not applied
+    gains : what each part of the best plan gains, where it overlaps
     """
 
     request: PlanRequest
@@ -106,6 +106,7 @@ class StepAnswer:
     run: int
     elapsed_s: float
     findings: tuple[Finding, ...] = ()
+    gains: tuple[Gain, ...] = ()
 
 
 def plan_step(request: PlanRequest, goal: Goal | None = None, progress: Say | None = None) -> StepAnswer:
@@ -125,7 +126,7 @@ def plan_step(request: PlanRequest, goal: Goal | None = None, progress: Say | No
     models: dict[object, object] = {}
     runs = _search_all(request, goal, say)
     found = sorted((f for run in runs for f in run.best), key=lambda f: _value(f.result, goal))
-    findings = [*_not_applied(request, goal)]
+    findings = [*_assumed(goal)]
     perturbed: dict[int, StepResult] = {}
     if goal.objective == "robust":
         found, perturbed, more = by_high_end(found, request, goal.perturbation, models, say)
@@ -135,13 +136,19 @@ def plan_step(request: PlanRequest, goal: Goal | None = None, progress: Say | No
     for number, group in enumerate(groups, start=1):
         say(f"ranges of plan {number} of {len(groups)}")
         twins = tuple(twin.result for twin in group[1 : 1 + TWINS])
-        ranked.append(_ranked(number, group[0].result, twins, perturbed.get(id(group[0])), goal, models))
+        ranked.append(_ranked(number, group[0].result, twins, perturbed.get(id(group[0])), request, goal, models))
     serials = [run.best_serial for run in runs if run.best_serial is not None]
     serial = None
     if serials:
         plain = min(serials, key=lambda f: _value(f.result, goal))
         same = (entry for group, entry in zip(groups, ranked, strict=True) if group[0] is plain)
-        serial = next(same, None) or _ranked(0, plain.result, (), None, goal, models)
+        serial = next(same, None) or _ranked(0, plain.result, (), None, request, goal, models)
+    used = [entry.result.inputs.recipe for entry in ranked]
+    findings += not_applied(goal.allow, request.cluster.device, used)
+    gains: tuple[Gain, ...] = ()
+    if ranked[0].result.inputs.composition.strategies:
+        say("what each part of plan 1 gains")
+        gains = gains_of(request, ranked[0].result.inputs, models)
     return StepAnswer(
         request,
         goal,
@@ -152,6 +159,7 @@ def plan_step(request: PlanRequest, goal: Goal | None = None, progress: Say | No
         sum(run.num_run for run in runs),
         time.perf_counter() - began,
         tuple(findings),
+        gains,
     )
 
 
@@ -184,22 +192,15 @@ def _variants(request: PlanRequest, goal: Goal) -> Iterator[PlanRequest]:
     while goal.objective == "tokens_per_s_per_gpu" and nodes % 2 == 0:
         nodes //= 2
         counts.append(nodes)
-    fp8 = "fp8" in goal.allow and "fp8" in request.cluster.device.peak_flop_per_s and not request.recipe.fp8
-    recipes = [request.recipe, replace(request.recipe, fp8=True)] if fp8 else [request.recipe]
     # A perturbation changes the order: more layouts are looked at than are shown.
     top = request.top * (ROBUST_LAYOUTS if goal.objective == "robust" else 1)
     for count in counts:
         cluster = request.cluster if count == request.cluster.num_nodes else request.cluster.with_nodes(count)
-        for recipe in recipes:
-            yield replace(request, cluster=cluster, recipe=recipe, top=top)
+        for recipe in multiplying(request.recipe, goal.allow, cluster.device):
+            yield replace(request, cluster=cluster, recipe=recipe, top=top, narrow=goal.allow)
 
 
-def _not_applied(request: PlanRequest, goal: Goal) -> Iterator[Finding]:
-    device = request.cluster.device
-    if "fp8" in goal.allow and "fp8" not in device.peak_flop_per_s:
-        yield Finding("not_applied", f"fp8 is allowed and {device.name} has no fp8 peak; no plan uses it")
-    if "compression" in goal.allow:
-        yield Finding("not_applied", "compression is allowed and no strategy compresses what it sends; no plan uses it")
+def _assumed(goal: Goal) -> Iterator[Finding]:
     if goal.objective == "robust" and goal.perturbation == ROBUST:
         yield Finding(
             "perturbation_assumed",
@@ -224,6 +225,7 @@ def _ranked(
     result: StepResult,
     twins: tuple[StepResult, ...],
     perturbed: StepResult | None,
+    request: PlanRequest,
     goal: Goal,
     models: dict[object, object],
 ) -> Ranked:
@@ -238,12 +240,7 @@ def _ranked(
         )
     if perturbed is None and goal.perturbation != NONE:
         perturbed = simulate_step(replace(inputs, perturbation=goal.perturbation), models=models)
-    return Ranked(rank, ranged, bound, perturbed, twins, (*_allowed(inputs, goal), *ranged.findings))
-
-
-def _allowed(inputs: StepInputs, goal: Goal) -> Iterator[Finding]:
-    if inputs.recipe.fp8 and "fp8" in goal.allow:
-        yield Finding("accuracy_changes", "linear layers multiply in fp8, as allowed: check the loss of a run with it")
+    return Ranked(rank, ranged, bound, perturbed, twins, (*changes(inputs.recipe, request.recipe), *ranged.findings))
 
 
 def _sum(counts: Iterator[Mapping[str, int]] | Sequence[Mapping[str, int]]) -> dict[str, int]:

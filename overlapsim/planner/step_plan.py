@@ -110,6 +110,7 @@ def settings_of(inputs: StepInputs) -> StepSettings:
         rings=i.rings,
         rank_order=i.rank_order,
         dispatcher=i.recipe.dispatcher,
+        dispatch_dtype=i.recipe.dispatch.dtype,
         compress=i.recipe.compress,
         dp_sync=i.dp_sync,
         arranging=tuple((chosen.strategy.name, dict(chosen.parameters)) for chosen in i.composition.arranging),
@@ -247,4 +248,5 @@ def _recipe(recipe: Recipe, settings: StepSettings) -> Recipe:
         fp8=settings.fp8,
         compress=settings.compress,  # type: ignore[arg-type]
         dispatcher=settings.dispatcher,  # type: ignore[arg-type]
+        dispatch=replace(recipe.dispatch, dtype=settings.dispatch_dtype),
     )

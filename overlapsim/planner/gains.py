@@ -1,0 +1,76 @@
+"""What each part of a plan gains: parallelism, ways to experts, order of operators, overlap inside them, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from overlapsim.errors import DeadlockError, LayoutError, PlanError, StrategyError
+from overlapsim.plan import Gain
+from overlapsim.planner.search import PlanRequest, search
+from overlapsim.planner.space import OVERLAPS, Constraint
+from overlapsim.step.inputs import StepInputs
+from overlapsim.step.simulate import step_prices, step_seconds
+from overlapsim.strategy.compose import Composition
+
+SPLIT_BY_TENSORS: Final = ("tp>=2", "sp=1", "cp=1", "ep=1")
+"""Attention and experts both split by tensor parallelism: where others begin (TP+TP of MegaScale-MoE's Table 5)."""
+
+
+def gains_of(request: PlanRequest, best: StepInputs, models: dict[object, object]) -> tuple[Gain, ...]:
+    """Steps from the library's kernels in a layout of tensor parallelism to the best plan, each with its time.
+
+    Parameters
+    ----------
+    request : what was asked
+    best : the best plan's step, undisturbed
+    models : results of cost models
+    """
+    found: list[Gain] = []
+    for name, inputs in _steps(request, best):
+        try:
+            seconds = step_seconds(inputs, step_prices(inputs, models))
+        except (DeadlockError, LayoutError, StrategyError):
+            # A strategy that counts on another one is told with it.
+            continue
+        first, before = (found[0].step_time_s, found[-1].step_time_s) if found else (seconds, seconds)
+        found.append(Gain(name, str(inputs.layout), seconds, before / seconds, first / seconds))
+    return tuple(found)
+
+
+def _steps(request: PlanRequest, best: StepInputs) -> Iterator[tuple[str, StepInputs]]:
+    exact = replace(best.recipe, fp8=request.recipe.fp8, compress=request.recipe.compress)
+    given = replace(exact, dispatcher=request.recipe.dispatcher)
+    if best.layout.ep > 1:
+        base = _tensor_parallel(request, best)
+        if base is not None:
+            yield "tensor parallelism of attention and experts", base
+    unpaired = best.schedule if best.schedule != "interleaved_pairs" else "interleaved"
+    plain = replace(best, recipe=given, schedule=unpaired, composition=Composition())
+    yield "the best plan's layout", plain
+    if exact != given:
+        plain = replace(plain, recipe=exact)
+        yield f"tokens to experts by {exact.dispatcher}", plain
+    arranging, pairs = best.composition.arranging, best.composition.pairs
+    if arranging or best.schedule != unpaired:
+        names = [chosen.strategy.name for chosen in arranging] + [best.schedule] * (best.schedule != unpaired)
+        plain = replace(plain, schedule=best.schedule, composition=replace(best.composition, pairs={}))
+        yield f"between operators: {', '.join(names)}", plain
+    if pairs:
+        names = sorted({chosen.strategy.name for chosen in pairs.values()})
+        yield f"inside operators: {', '.join(names)}", replace(plain, composition=best.composition)
+    if best.recipe != exact:
+        names = [*(["fp8"] if best.recipe.fp8 != exact.fp8 else []), *best.recipe.compress]
+        yield f"allowed, and changing results: {', '.join(names)}", best
+
+
+def _tensor_parallel(request: PlanRequest, best: StepInputs) -> StepInputs | None:
+    """The fastest step with tensor parallelism alone within layers, without strategies; None where there is none."""
+    axes = replace(request.axes, overlap=OVERLAPS[:1])
+    rules = (*request.constraints, *map(Constraint.parse, SPLIT_BY_TENSORS))
+    asked = replace(request, cluster=best.cluster, axes=axes, constraints=rules, top=1, exhaustive=False)
+    try:
+        return search(asked).best[0].result.inputs
+    except PlanError:
+        return None
