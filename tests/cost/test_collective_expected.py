@@ -92,10 +92,10 @@ def test_dispatch_falls_with_sms_and_rises_with_bytes():
 
 
 @pytest.mark.parametrize(
-    ("name", "low", "high"), [("h100-sxm8", 7.3, 8.0), ("a100-sxm8", 7.9, 9.6), ("h800-sxm8", 6, 7.3)]
+    ("name", "low", "high"), [("h100-sxm8", 7.3, 8.0), ("a100-sxm8", 7.9, 9.6), ("h800-sxm8", 5.6, 6.4)]
 )
 def test_crossover_of_all_to_all_and_all_gather(name, low, high):
-    """On an H800 node it was measured between 6 and 7; ours of that node is its sister's fit at its own links."""
+    """Figure 7 of MegaScale-MoE: 5.97 on an H800 node, whose exchange is that figure's and gather its sister's fit."""
     cluster = load_cluster(name)
     gather, exchange = (CollectiveModel(cluster, kind, 8) for kind in ("all_gather", "all_to_all"))
     for mib in (28, 112):
