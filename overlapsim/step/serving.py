@@ -19,6 +19,7 @@ from overlapsim.step.categories import KINDS
 from overlapsim.step.machine import machine_prices
 from overlapsim.step.piece_setting import setting_of
 from overlapsim.strategy.base import Context
+from overlapsim.strategy.chains import is_gemm
 from overlapsim.strategy.compatibility import check_compatible
 from overlapsim.strategy.compose import Composition
 from overlapsim.units import dtype_bytes, format_bytes
@@ -27,7 +28,7 @@ from overlapsim.workload.layout import Layout
 from overlapsim.workload.layout_rules import Job, check_layout
 from overlapsim.workload.memory import CONTEXT_BYTES
 from overlapsim.workload.model import Layer, ModelSpec
-from overlapsim.workload.operators import CollectiveOp, GemmOp, OperatorGraph
+from overlapsim.workload.operators import CollectiveOp, OperatorGraph
 from overlapsim.workload.rank_map import ORDER, RankMap
 from overlapsim.workload.recipe import Recipe
 from overlapsim.workload.routing import UNIFORM, Routing
@@ -115,7 +116,7 @@ class ForwardInputs:
     def gemms(self) -> set[tuple[str, str]]:
         """(Operator, pass) of every GEMM of the layers and the head."""
         graphs = [*(self.graphs.layer(layer) for layer in self.model.kinds), self.graphs.head()]
-        return {(op.name, op.pass_) for graph in graphs for op in graph.operators if isinstance(op, GemmOp)}
+        return {(op.name, op.pass_) for graph in graphs for op in graph.operators if is_gemm(op)}
 
 
 @dataclass(frozen=True)
@@ -244,7 +245,7 @@ def _simulate(
     inputs: ForwardInputs, prices: PriceBook, graph: OperatorGraph, stack: LaunchStack, host_s: float
 ) -> Piece:
     context, chosen = Context(graph, prices), inputs.composition
-    gemms = {(op.name, op.pass_) for op in graph.operators if isinstance(op, GemmOp)}
+    gemms = {(op.name, op.pass_) for op in graph.operators if is_gemm(op)}
     pairs = {where: what for where, what in chosen.pairs.items() if where in gemms}
     arranging = tuple(entry for entry in chosen.arranging if entry.strategy.applies_to(context).applies)
     return simulate_piece(
