@@ -38,6 +38,8 @@ _MODEL: Final = {
     "--expert-model-parallel-size": "expert_model_parallel_size",
     "--expert-tensor-parallel-size": "expert_tensor_parallel_size",
     "--moe-token-dispatcher-type": "moe_token_dispatcher_type",
+    "--moe-flex-dispatcher-backend": "moe_flex_dispatcher_backend",
+    "--moe-shared-expert-overlap": "moe_shared_expert_overlap",
     "--recompute-granularity": "recompute_granularity",
     "--recompute-method": "recompute_method",
     "--recompute-num-layers": "recompute_num_layers",

@@ -40,12 +40,12 @@ def not_applied(allow: Collection[str], device: DeviceSpec, used: Collection[Rec
             yield Finding("not_applied", f"fp8 is allowed and {device.name} has no fp8 peak; no plan uses it")
         elif name == "params-fp8" and "fp8" not in allow and not any(recipe.fp8 for recipe in used):
             yield Finding("not_applied", "params-fp8 is allowed without fp8: GEMMs do not read fp8; allow fp8 as well")
-        elif (
-            (name == COMPRESSION and not compressed)
-            or (name in COMPRESSIONS and name not in compressed)
-            or (name == DISPATCH and not any(recipe.dispatch.dtype for recipe in used))
-        ):
+        elif name != "fp8" and not (compressed if name == COMPRESSION else name in compressed or _sends(name, used)):
             yield Finding("not_applied", f"{name} is allowed and saves too little here; no plan uses it")
+
+
+def _sends(name: str, used: Collection[Recipe]) -> bool:
+    return name == DISPATCH and any(recipe.dispatch.dtype for recipe in used)
 
 
 def changes(recipe: Recipe, given: Recipe) -> Iterator[Finding]:

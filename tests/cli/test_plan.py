@@ -21,7 +21,8 @@ vocabulary: 51200
 max_positions: 2048
 """
 KEYS = {
-    *("feasible", "plans", "best_serial", "try_on_hardware", "measure_next", "pruned", "searched", "elapsed_s"),
+    *("feasible", "plans", "best_serial", "try_on_hardware", "measure_next", "gains", "pruned", "searched"),
+    "elapsed_s",
 }
 PLAN_KEYS = {
     *("rank", "layout", "strategies", "step_time_s", "low_s", "high_s", "mfu", "memory_bytes", "exposed_s"),

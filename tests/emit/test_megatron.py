@@ -18,7 +18,7 @@ from overlapsim.emit.transformer_engine import FILE
 from overlapsim.strict_yaml import parse
 from overlapsim.workload.model import Layer, MoE
 from overlapsim.workload.presets import list_presets, load_model
-from tests.emit.subjects import PLANS, changed, check_golden, subject
+from tests.emit.subjects import PLANS, as_text, changed, check_golden, subject
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -153,3 +153,24 @@ def test_the_userbuffer_file_is_yaml_that_names_the_switches() -> None:
     assert f"--tp-comm-overlap-cfg {FILE}\n" in files[ARGUMENTS]
     assert set(parse(files[FILE])) <= {"qkv_fprop", "proj_fprop", "fc1_fprop", "fc2_fprop", "fc2_dgrad", "proj_dgrad"}
     assert "# beside it: --tp-comm-overlap" in files[FILE]
+
+
+def test_dispatchers_that_megatron_has_are_flags_and_others_are_told() -> None:
+    """DeepEP is the flexible dispatcher's backend; a hierarchical exchange and narrow gradients have no flag."""
+    names = {"all_to_all": "alltoall", "all_gather": "allgather", "deepep": "flex"}
+    for dispatcher, flag in names.items():
+        text = as_text(EMITTER.emit(changed("moe", dispatcher=dispatcher)))
+        assert f"--moe-token-dispatcher-type {flag}" in text
+        assert ("--moe-flex-dispatcher-backend deepep" in text) == (dispatcher == "deepep")
+    text = as_text(EMITTER.emit(changed("moe", dispatcher="hierarchical", compress=("grads-bf16",))))
+    assert "unexpressed: Megatron has no setting for dispatch by hierarchical" in text
+    assert "unexpressed: Megatron has no setting for grads-bf16" in text
+
+
+def test_shared_experts_beside_exchanges_are_a_flag() -> None:
+    """Whole-graph strategies that Megatron has are not told as missing; an order of operators is."""
+    arranging = (("shared_expert", {"beside": True}), ("operator_order", {"beam": 16}))
+    text = as_text(EMITTER.emit(changed("moe", arranging=arranging)))
+    assert "--moe-shared-expert-overlap" in text
+    assert "no setting for shared_expert" not in text
+    assert "unexpressed: Megatron has no setting for operator_order" in text
