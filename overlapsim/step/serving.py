@@ -27,7 +27,7 @@ from overlapsim.workload.dispatch_buffers import dispatch_buffer_bytes
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.layout_rules import Job, check_layout
 from overlapsim.workload.memory import CONTEXT_BYTES
-from overlapsim.workload.model import Layer, ModelSpec
+from overlapsim.workload.model import Layer, ModelSpec, MoE
 from overlapsim.workload.operators import CollectiveOp, OperatorGraph
 from overlapsim.workload.rank_map import ORDER, RankMap
 from overlapsim.workload.recipe import Recipe
@@ -212,7 +212,9 @@ def simulate_forward(inputs: ForwardInputs, *, ranges: bool = True) -> ForwardRe
         inputs.batch.tokens * inputs.layout.dp / period_s,
         memory,
         max(0.0, room) * cached / memory.kv_cache if memory.kv_cache else float("inf"),
-        tuple(dict.fromkeys((*_findings(inputs, memory), *prices.findings, *whole.findings))),
+        tuple(
+            dict.fromkeys((*_findings(inputs, memory), *_of_experts(inputs, prices), *prices.findings, *whole.findings))
+        ),
     )
 
 
@@ -295,6 +297,22 @@ def _memory(inputs: ForwardInputs, stage: int) -> ForwardMemory:
     tokens = -(-inputs.batch.tokens // layout.sequence_split)
     buffers = dispatch_buffer_bytes(model, layout, inputs.recipe, tokens)
     return ForwardMemory(float(local.total * width), cache, CONTEXT_BYTES + buffers)
+
+
+def _of_experts(inputs: ForwardInputs, prices: PriceBook) -> Iterator[Finding]:
+    """What is believed of the kernels that route tokens, and what of routing changes results or is uneven."""
+    for layer in inputs.model.kinds:
+        for op in inputs.graphs.layer(layer).of_type(CollectiveOp):
+            yield from prices.route_findings(op)
+    experts = any(isinstance(layer.mlp, MoE) for layer in inputs.model.kinds)
+    if experts and inputs.recipe.dispatch.dtype and inputs.layout.ep > 1:
+        message = f"tokens go to their experts in {inputs.recipe.dispatch.dtype}: this changes results"
+        yield Finding("accuracy_affecting", message)
+    if not inputs.routing.even and experts:
+        message = f"tokens go to experts by {inputs.routing.kind}: the fullest rank sets the pace of every layer"
+        yield Finding("routing_skewed", message)
+    elif not inputs.routing.even:
+        yield Finding("imbalance_not_applied", f"routing={inputs.routing} of experts: {inputs.model.name} has none")
 
 
 def _findings(inputs: ForwardInputs, memory: ForwardMemory) -> Iterator[Finding]:

@@ -46,6 +46,22 @@ def test_cache_type_and_imbalance(capsys) -> None:
     assert code == 0 and "finding sampling_left_out" in out
 
 
+def test_dispatch_of_a_serving_step(capsys) -> None:
+    """Low latency pays for few tokens; its buffers count, and what is believed is said."""
+    text = "simulate qwen3-30b-a3b --cluster h100-sxm8 --nodes 2 --layout ep=16,dp=16 --phase decode --batch 64"
+    text += " --context 1024 --json"
+    plain, latency = (
+        json.loads(run_command(capsys, [*text.split(), *more])[1])
+        for more in ([], ["--dispatch", "deepep_low_latency:dtype=fp8", "--perturb", "routing=zipf:0.2"])
+    )
+    assert latency["breakdown_s"]["exposed_ep"] < plain["breakdown_s"]["exposed_ep"]
+    assert latency["memory_bytes"]["context"] > plain["memory_bytes"]["context"]
+    codes = {finding["code"] for finding in latency["findings"]}
+    assert {"dispatch_kernels_assumed", "accuracy_affecting", "routing_skewed"} <= codes
+    _, out, _ = run(capsys, f"{ON} --phase decode --context 512 --perturb routing=zipf:1")
+    assert "imbalance_not_applied" in out
+
+
 def test_tables(capsys) -> None:
     code, out, err = run(capsys, f"{ON} --phase decode --batch 4 --context 2048")
     assert (code, err) == (0, "")
