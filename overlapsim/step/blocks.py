@@ -213,7 +213,7 @@ def _arranged_alone(context: Context, composition: Composition) -> tuple[Context
     for chosen in own:
         assert isinstance(chosen.strategy, ArrangingStrategy)
         chosen.strategy.check(chosen.parameters)
-        graph = chosen.strategy.arrange(Context(graph, context.prices), chosen.parameters)
+        graph = chosen.strategy.arrange(Context(graph, context.prices, composition.pairs), chosen.parameters)
     rest = tuple(chosen for chosen in composition.arranging if chosen not in own)
     return Context(graph, context.prices), replace(composition, arranging=rest)
 

@@ -108,10 +108,18 @@ class Pair:
 
 @dataclass(frozen=True)
 class Context:
-    """What a strategy is asked about: operators, and the prices on the machine at hand."""
+    """What a strategy is asked about: operators, and the prices on the machine at hand.
+
+    Attributes
+    ----------
+    graph, prices : operators and what they cost
+    pairs : what else is chosen, by operator name and pass: strategies (`compose.Chosen`) that will take single GEMMs
+        with their collectives; for those that arrange the graph around them
+    """
 
     graph: OperatorGraph
     prices: PriceBook
+    pairs: Mapping[tuple[str, str], Any] = field(default_factory=dict)
 
     def pair(self) -> Pair:
         """Return the GEMM and the collective of a graph that holds just these two.

@@ -7,7 +7,7 @@ lines cost each other (SMs, HBM) is left to the engine, which confirms the resul
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -53,8 +53,13 @@ class Order:
     seconds: float
 
 
-def lines_of(graph: OperatorGraph, prices: PriceBook) -> Lines:
+def lines_of(graph: OperatorGraph, prices: PriceBook, taken: Collection[int] = ()) -> Lines:
     """Put collectives on lines of their kind of group; those of the whole step, and all else, stay where they are.
+
+    Parameters
+    ----------
+    graph, prices : what is to be ordered, and what it costs
+    taken : collectives that strategies of pairs run with their GEMMs: they stay, and take no time of their own
 
     Raises
     ------
@@ -68,22 +73,22 @@ def lines_of(graph: OperatorGraph, prices: PriceBook) -> Lines:
     names = [COMPUTE]
     line = []
     for position in range(len(graph.operators)):
-        name = stream_of(graph, position)
+        name = stream_of(graph, position, taken)
         if name not in names:
             names.append(name)
         line.append(names.index(name))
-    seconds = tuple(prices.operator_s(op) for op in graph.operators)
+    seconds = tuple(0.0 if i in taken else prices.operator_s(op) for i, op in enumerate(graph.operators))
     before: list[list[int]] = [[] for _ in graph.operators]
     for src, dst in graph.dependencies:
         before[dst].append(src)
     return Lines(seconds, tuple(line), tuple(map(tuple, before)), tuple(names))
 
 
-def stream_of(graph: OperatorGraph, position: int) -> str:
-    """Stream of an operator once it is ordered."""
+def stream_of(graph: OperatorGraph, position: int, taken: Collection[int] = ()) -> str:
+    """Stream of an operator once it is ordered; what is `taken` stays."""
     op, given = graph.operators[position], graph.stream_of(position)
     inside = isinstance(op, CollectiveOp) and op.ranks > 1 and not op.name.startswith(STEP_PREFIXES)
-    if not inside or given != COMPUTE:
+    if not inside or given != COMPUTE or position in taken:
         return given
     assert isinstance(op, CollectiveOp)
     return f"{BESIDE} {op.group or 'comm'}"
@@ -144,7 +149,9 @@ def time_of(lines: Lines, order: Sequence[int]) -> float:
     return max(end, default=0.0)
 
 
-def arrange_by(graph: OperatorGraph, order: Sequence[int], sms: int | Mapping[int, int] = 0) -> OperatorGraph:
+def arrange_by(
+    graph: OperatorGraph, order: Sequence[int], sms: int | Mapping[int, int] = 0, taken: Collection[int] = ()
+) -> OperatorGraph:
     """The graph issued in an order, collectives beside computation.
 
     Parameters
@@ -152,9 +159,10 @@ def arrange_by(graph: OperatorGraph, order: Sequence[int], sms: int | Mapping[in
     graph : in its old order
     order : old positions as they are issued
     sms : SMs that each collective is limited to, or those of old positions; 0, or none: the library's
+    taken : old positions of collectives that stay in line
     """
     ordered = graph.reordered(order)
-    streams = tuple(stream_of(graph, position) for position in order)
+    streams = tuple(stream_of(graph, position, taken) for position in order)
     operators = []
     for position, op, stream in zip(order, ordered.operators, streams, strict=True):
         limit = sms if isinstance(sms, int) else sms.get(position, 0)

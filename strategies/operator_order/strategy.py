@@ -8,9 +8,9 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from overlapsim.planner.order import order_operators
+from overlapsim.planner.order import order_operators, taken_by
 from overlapsim.strategy.base import YES, Applicability, Context, Parameters, ParameterSpace, StrategyInfo
-from overlapsim.strategy.compose import ArrangingStrategy
+from overlapsim.strategy.compose import ArrangingStrategy, find_pieces
 from overlapsim.strategy.liveness import peak_live_bytes
 from overlapsim.strategy.ordering import BESIDE, MOST_OPERATORS, arrange_by, best_order, lines_of, stream_of
 from overlapsim.workload.operators import CollectiveOp, OperatorGraph
@@ -88,18 +88,25 @@ class OperatorOrder(ArrangingStrategy):
             return graph
         # One order for all ends of spreads and all ranks: that of a plan. It is asked for many times.
         prices = replace(context.prices, ends={}, factors={})
-        where = (str(sorted(prices.groups.items())), prices.no_latency, prices.collective_sms, prices.overlap)
+        where: tuple[object, ...] = (
+            str(sorted(prices.groups.items())),
+            prices.no_latency,
+            prices.collective_sms,
+            prices.overlap,
+        )
+        where += tuple((key, c.strategy.name, repr(c.parameters)) for key, c in sorted(context.pairs.items()))
         known = prices.models.setdefault(("operator_order", *sorted(parameters.items()), *where), {})
         if graph not in known:
-            known[graph] = self._arranged(Context(graph, prices), parameters)
+            known[graph] = self._arranged(Context(graph, prices, context.pairs), parameters)
         found: OperatorGraph = known[graph]
         return found
 
     def _arranged(self, context: Context, parameters: Parameters) -> OperatorGraph:
         if parameters.get("search") == "engine":
             return order_operators(context).graph
-        order = best_order(lines_of(context.graph, context.prices), parameters.get("beam", 16))
-        return arrange_by(context.graph, order.positions, parameters.get("sms", 0))
+        taken = taken_by(context.graph, tuple(find_pieces(context.graph, context.pairs)))
+        order = best_order(lines_of(context.graph, context.prices, taken), parameters.get("beam", 16))
+        return arrange_by(context.graph, order.positions, parameters.get("sms", 0), taken)
 
     def settings(self, context: Context, parameters: Parameters) -> Mapping[str, Any]:
         """Return the order by name and pass, and which collectives run beside computation."""

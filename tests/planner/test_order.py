@@ -10,10 +10,13 @@ from overlapsim.cost.prices import PriceBook
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.planner.order import order_operators
 from overlapsim.strategy.base import Context
+from overlapsim.strategy.compose import Chosen
 from overlapsim.strategy.order_bound import order_bound_s
 from overlapsim.strategy.ordering import Lines, best_order
+from overlapsim.strategy.registry import load_strategy
 from overlapsim.workload.build import GraphBuilder
 from overlapsim.workload.layout import Layout
+from overlapsim.workload.operators import CollectiveOp
 from overlapsim.workload.presets import load_model
 from overlapsim.workload.recipe import RECIPES
 from overlapsim.workload.recompute import Recompute
@@ -92,3 +95,26 @@ def test_real_layers_are_never_slower_and_keep_their_bound(name: str, layout: La
     if which == "backward":
         assert result.seconds < 0.97 * result.given_s, "weight gradients and recomputation hide what is exchanged"
     assert result.timeline.complete and result.timeline.duration_s == result.seconds
+
+
+def test_fused_pairs_stay_whole_and_all_else_is_ordered_round_them() -> None:
+    """Collectives that run inside a GEMM's kernel keep their stream; the engine runs that kernel."""
+    model = load_model("internal-352b")[0]
+    builder = GraphBuilder(model, Layout(sp=8, ep=8), RECIPES["modern"], 1, 8192, Recompute.parse("sar"))
+    graph, prices = builder.layer(model.layers[0], "backward"), PriceBook(load_cluster("h800-sxm8"), 8)
+    strategy = load_strategy("fused_experts")
+    where = ("moe.fc1", "dgrad")
+    gemm = next(i for i, op in enumerate(graph.operators) if (op.name, op.pass_) == where)
+    piece = strategy.piece(graph, gemm)
+    assert piece is not None
+    parameters = next(strategy.parameters(Context(graph.part(piece), prices)).points())
+    context = Context(graph, prices, {where: Chosen(strategy, parameters)})
+    result = order_operators(context, moves=100)
+    (inside,) = (i for i in piece if isinstance(graph.operators[i], CollectiveOp))
+    assert result.graph.stream_of(result.order.index(inside)) == "compute"
+    assert inside not in result.sms_of
+    found = enumerate(result.graph.operators)
+    others = [i for i, op in found if isinstance(op, CollectiveOp) and result.order[i] != inside]
+    assert others and all(result.graph.stream_of(i).startswith("ordered") for i in others)
+    assert result.bound_s <= result.seconds < result.given_s
+    assert result.bound_s < order_operators(Context(graph, prices), moves=0).bound_s
