@@ -57,6 +57,11 @@ def as_copies(collective: CollectiveOp) -> CollectiveOp:
     )
 
 
+def tag_of(collective: CollectiveOp, what: str) -> str:
+    """Tag of a task that is part of a collective: reports tell by its group what is exposed."""
+    return f"{collective.pass_} {what}" + (f" [{collective.group}]" if collective.group else "")
+
+
 def add_copies(gpu: Gpu, collective: CollectiveOp, pieces: int) -> list[int]:
     """Add the copies of all other ranks' shares, one after another."""
     op = as_copies(collective)
@@ -69,7 +74,7 @@ def add_copies(gpu: Gpu, collective: CollectiveOp, pieces: int) -> list[int]:
             pool=gpu.copy_engine(),
             launches=CALLS,
             op=op.name,
-            tag=f"{op.pass_} copy {piece}/{pieces}",
+            tag=tag_of(op, f"copy {piece}/{pieces}"),
         )
         for piece in range(1, pieces + 1)
     ]
@@ -78,13 +83,13 @@ def add_copies(gpu: Gpu, collective: CollectiveOp, pieces: int) -> list[int]:
 def add_barrier(gpu: Gpu, collective: CollectiveOp, tag: str, *, inside: bool = False) -> int:
     """Add a wait of the ranks for each other: a kernel of its own, or `inside` the fused one without a launch."""
     seconds, calls = gpu.prices.barrier_s, 0 if inside else 1
-    return gpu.add_transfer(seconds, launches=calls, op=collective.name, tag=f"{collective.pass_} {tag}")
+    return gpu.add_transfer(seconds, launches=calls, op=collective.name, tag=tag_of(collective, tag))
 
 
 def add_own_copy(gpu: Gpu, collective: CollectiveOp) -> int:
     """Add the copy of a rank's own share into the buffer that its peers read."""
     seconds, demands = gpu.prices.hbm_pass(2 * collective.size_bytes / collective.ranks)
-    tag = f"{collective.pass_} copy of own rows"
+    tag = tag_of(collective, "copy of own rows")
     return gpu.add_transfer(seconds, demands, sms=min(SUM_SMS, gpu.num_sms), op=collective.name, tag=tag)
 
 
@@ -97,7 +102,7 @@ def add_sum(gpu: Gpu, collective: CollectiveOp, *, calls: int = 1 + CALLS_AFTER)
         sms=min(SUM_SMS, gpu.num_sms),
         launches=calls,
         op=collective.name,
-        tag=f"{collective.pass_} sum of parts",
+        tag=tag_of(collective, "sum of parts"),
     )
 
 

@@ -18,7 +18,7 @@ from overlapsim.strategies.fused_exchange.kernel import (
 
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.chains import Chain
-from overlapsim.strategy.fused import CALLS_BEFORE, add_barrier, add_copies, lag_ps
+from overlapsim.strategy.fused import CALLS_BEFORE, add_barrier, add_copies, lag_ps, tag_of
 from overlapsim.strategy.tasks import Gpu, Placement
 from overlapsim.workload.operators import KernelOp
 
@@ -42,7 +42,7 @@ def multiply_then_exchange(gpu: Gpu, context: Context, chain: Chain, parameters:
     else:
         # No call of the host's: the kernel stores.
         flow = gpu.add_transfer(
-            total_s, demands, units=pieces, launches=0, op=op.name, tag=f"{op.pass_} stores to owners"
+            total_s, demands, units=pieces, launches=0, op=op.name, tag=tag_of(op, "stores to owners")
         )
         for piece, tiles in enumerate(needed):
             builder.add_edge(multiply, flow, src_units=tiles, dst_unit=piece)
@@ -67,7 +67,7 @@ def exchange_then_multiply(gpu: Gpu, context: Context, chain: Chain, parameters:
     ready = add_barrier(gpu, op, "wait for shares of all", inside=bool(sms))
     if sms:
         seconds, demands = pull_price(prices, chain, sms, pieces, gpu.device)
-        tag = f"{op.pass_} pull by {sms} SMs"
+        tag = tag_of(op, f"pull by {sms} SMs")
         flow = gpu.add_transfer(seconds, demands, sms=sms, units=pieces, launches=0, op=op.name, tag=tag)
         arrivals = [(flow, piece) for piece in range(1, pieces + 1)]
     else:

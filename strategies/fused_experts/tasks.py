@@ -27,6 +27,7 @@ from overlapsim.strategy.fused import (
     add_own_copy,
     add_sum,
     lag_ps,
+    tag_of,
 )
 from overlapsim.strategy.tasks import Gpu, Placement
 from overlapsim.workload.operators import KernelOp
@@ -42,12 +43,12 @@ def fetch_then_multiply(gpu: Gpu, context: Context, chain: Chain, parameters: Ma
     kernel, pieces = kernel_of(prices, work_of(chain), stages, parameters), num_pieces(chain, parameters)
     seconds, demands = prices.hbm_pass(LIST_BYTES * sum(work.rows))
     lists = gpu.add_transfer(
-        seconds, demands, sms=min(SUM_SMS, gpu.num_sms), op=op.name, tag=f"{op.pass_} wait lists of tiles"
+        seconds, demands, sms=min(SUM_SMS, gpu.num_sms), op=op.name, tag=tag_of(op, "wait lists of tiles")
     )
     add_barrier(gpu, op, "wait for free buffers and counts of all", inside=bool(sms))
     if sms:
         seconds, demands = moving_price(prices, chain, parameters, gpu.device)
-        tag = f"{op.pass_} {op.kind} by {sms} SMs"
+        tag = tag_of(op, f"{op.kind} by {sms} SMs")
         flow = gpu.add_transfer(seconds, demands, sms=sms, units=pieces, launches=0, op=op.name, tag=tag)
         there, sources = lists, [(flow, piece) for piece in range(1, pieces + 1)]
     else:
@@ -87,7 +88,7 @@ def multiply_then_send(gpu: Gpu, context: Context, chain: Chain, parameters: Map
     ready = add_barrier(gpu, op, "wait for free buffers", inside=True)
     seconds, demands = moving_price(prices, chain, parameters, gpu.device)
     flow = gpu.add_transfer(
-        seconds, demands, sms=sms, units=pieces, launches=0, op=op.name, tag=f"{op.pass_} {op.kind} by {sms} SMs"
+        seconds, demands, sms=sms, units=pieces, launches=0, op=op.name, tag=tag_of(op, f"{op.kind} by {sms} SMs")
     )
     for piece, tiles in enumerate(departures(chain, stages, parameters)):
         # Thread blocks that communicate start with the kernel: they hold no SM of one that runs before it.

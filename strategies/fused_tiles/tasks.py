@@ -9,7 +9,16 @@ from overlapsim.strategies.fused_tiles.kernel import checked_pieces, first_tiles
 
 from overlapsim.cost.gemm import GemmCost
 from overlapsim.strategy.base import Pair
-from overlapsim.strategy.fused import CALLS_BEFORE, SUM_SMS, add_barrier, add_copies, add_own_copy, add_sum, lag_ps
+from overlapsim.strategy.fused import (
+    CALLS_BEFORE,
+    SUM_SMS,
+    add_barrier,
+    add_copies,
+    add_own_copy,
+    add_sum,
+    lag_ps,
+    tag_of,
+)
 from overlapsim.strategy.tasks import Gpu, Placement
 
 
@@ -36,7 +45,7 @@ def gather_then_multiply(gpu: Gpu, pair: Pair, parameters: Mapping[str, Any]) ->
             sms=min(SUM_SMS, gpu.num_sms),
             stream=gpu.compute_stream,
             op=op.name,
-            tag=f"{op.pass_} copy of gathered rows",
+            tag=tag_of(op, "copy of gathered rows"),
         )
     return pair.placement(((gemm,), (last,)), ((ready,), (copies[-1],)))
 
@@ -72,7 +81,7 @@ def _scatter(gpu: Gpu, pair: Pair, parameters: Mapping[str, Any], kernel: GemmCo
     stores = gpu.prices.stores(op, gpu.device)
     # No call of the host's: the kernel stores.
     flow = gpu.add_transfer(
-        stores.seconds, stores.demands, units=pieces, launches=0, op=op.name, tag=f"{op.pass_} stores to owners"
+        stores.seconds, stores.demands, units=pieces, launches=0, op=op.name, tag=tag_of(op, "stores to owners")
     )
     for piece, tiles in enumerate(needed):
         gpu.builder.add_edge(gemm, flow, src_units=tiles, dst_unit=piece)
