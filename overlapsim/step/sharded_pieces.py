@@ -14,7 +14,7 @@ from overlapsim.workload.model import Layer
 from overlapsim.workload.operators import OperatorGraph
 
 FEW: Final = 8
-MANY: Final = 12
+MANY: Final = 16
 """Layers in whose difference the steady state of gathers that run ahead is read; at most `MANY` are simulated."""
 
 Layers = Sequence[tuple[Layer, bool]]
