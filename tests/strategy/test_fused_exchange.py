@@ -95,6 +95,18 @@ def test_kernels_between_change_sides_at_their_own_price(relation) -> None:
     assert timeline.t_end[first] <= timeline.t_start[second]
 
 
+def test_exposed_time_is_told_by_the_group() -> None:
+    for relation, point in (
+        ("after", {"transport": "stores"}),
+        ("after", {}),
+        ("before", {"comm_sms": 8}),
+        ("before", {}),
+    ):
+        program = build(STRATEGY, context(relation), {"tile": TILE, "pieces": 1, **point})
+        flows = [i for i in range(program.num_tasks) if program.kind[i] == FLOW]
+        assert flows and all(program.tag[i].endswith("[sp]") for i in flows)
+
+
 def test_fused_beats_serial_where_both_sides_are_long() -> None:
     serial = load_strategy("serial")
     for relation in ("after", "before"):
