@@ -96,12 +96,8 @@ def test_kernels_between_change_sides_at_their_own_price(relation) -> None:
 
 
 def test_exposed_time_is_told_by_the_group() -> None:
-    for relation, point in (
-        ("after", {"transport": "stores"}),
-        ("after", {}),
-        ("before", {"comm_sms": 8}),
-        ("before", {}),
-    ):
+    points = {"after": ({"transport": "stores"}, {}), "before": ({"comm_sms": 8}, {})}
+    for relation, point in ((relation, point) for relation, some in points.items() for point in some):
         program = build(STRATEGY, context(relation), {"tile": TILE, "pieces": 1, **point})
         flows = [i for i in range(program.num_tasks) if program.kind[i] == FLOW]
         assert flows and all(program.tag[i].endswith("[sp]") for i in flows)
