@@ -109,6 +109,7 @@ def simulate_piece(
     """
     if not context.graph.operators:
         return Piece()
+    believed = tuple(_beliefs(context, composition))
     context, composition = _arranged_alone(context, composition)
     copies = 2 if follows and launch_s > 0 else 1
     program, findings = _program(context, composition, copies, launch_s)
@@ -132,7 +133,7 @@ def simulate_piece(
         kinds,
         {name: amount / copies for name, amount in amounts.items()},
         capacities,
-        (*findings, *_beliefs(context, composition)),
+        (*findings, *believed),
     )
 
 
@@ -261,7 +262,9 @@ def _skewed(
 
 
 def _beliefs(context: Context, composition: Composition) -> Iterator[Finding]:
-    """What the strategies of pairs say of their choice."""
+    """What strategies say of their choice."""
+    for chosen in composition.arranging:
+        yield from chosen.strategy.findings(context, chosen.parameters)
     for piece in find_pieces(context.graph, composition.pairs):
         chosen = piece.chosen
         part = Context(context.graph.part(piece.operators), context.prices)

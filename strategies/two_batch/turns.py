@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from overlapsim.errors import StrategyError
 from overlapsim.workload.batches import in_batches
-from overlapsim.workload.operators import COMPUTE, STEP_PREFIXES, CollectiveOp, Operator, OperatorGraph
+from overlapsim.workload.operators import COMPUTE, CollectiveOp, Operator, OperatorGraph
 
 STREAM = "two_batch comm"
+LAYERS = ("attn.", "mlp.", "moe.")
 FIRST = "param."
 """Parameters are gathered once, for the first half; what else belongs to the whole step waits for both halves."""
 
 
 def is_exchange(op: Operator) -> bool:
-    """Whether an operator communicates inside a layer."""
-    return isinstance(op, CollectiveOp) and op.ranks > 1 and not op.name.startswith(STEP_PREFIXES)
+    """Whether an operator communicates inside a layer; embedding, head and optimizer have no turns to take."""
+    return isinstance(op, CollectiveOp) and op.ranks > 1 and op.name.startswith(LAYERS)
 
 
 def is_shared(op: Operator) -> bool:

@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 from overlapsim.cost.prices import PriceBook
 from overlapsim.errors import StrategyError
 from overlapsim.hardware.loading import load_cluster
+from overlapsim.step.inputs import StepInputs
 from overlapsim.step.serving import ForwardInputs, simulate_forward
+from overlapsim.step.simulate import simulate_step
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.compose import Chosen, Composition
 from overlapsim.strategy.registry import load_strategy
 from overlapsim.testing.expert_layers import expert_layers
 from overlapsim.workload.batches import in_batches
 from overlapsim.workload.layout import Layout
+from overlapsim.workload.layout_rules import Job
 from overlapsim.workload.memory_bound import MemoryOp
 from overlapsim.workload.operators import CollectiveOp, GemmOp, GroupedGemmOp, KernelOp, OperatorGraph
 from overlapsim.workload.presets import load_model
@@ -127,6 +130,27 @@ def test_training_layers_of_two_sequences_gain() -> None:
         assert TWO.applies_to(context).applies
         given, cut = (run("two_batch", context, {"batches": count}).duration_s for count in (1, 2))
         assert cut < given, which
+
+
+def training(micro_batch: int, *chosen: Chosen) -> StepInputs:
+    model = load_model("qwen3-30b-a3b")[0]
+    return StepInputs(
+        replace(model, layers=model.layers[:2]),
+        load_cluster("h100-sxm8"),
+        Layout(ep=8, dp=8),
+        Job(4096, micro_batch, global_batch=32),
+        recipe=Recipe(dispatcher="deepep"),
+        composition=Composition(tuple(chosen)),
+    )
+
+
+def test_a_training_step_with_two_micro_batches_in_turn() -> None:
+    serial, both = (simulate_step(training(2, *chosen), ranges=False) for chosen in ((), (Chosen(TWO),)))
+    assert both.step_time_s < serial.step_time_s
+    assert both.breakdown_s["exposed_ep"] < 0.3 * serial.breakdown_s["exposed_ep"]
+    assert both.breakdown_s["gemm"] > serial.breakdown_s["gemm"], "weights are read twice"
+    with pytest.raises(StrategyError, match="attention of one sequence"):
+        simulate_step(training(1, Chosen(TWO)), ranges=False)
 
 
 def decoding(batch: int, **more) -> ForwardInputs:
