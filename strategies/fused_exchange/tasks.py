@@ -31,8 +31,7 @@ def multiply_then_exchange(gpu: Gpu, context: Context, chain: Chain, parameters:
     extra_s, total_s, demands = store_price(prices, chain, parameters, kernel)
     kernel = kernel.scaled(1 + extra_s / kernel.tile_time_s)
     copies = parameters.get("transport", "copy_engine") == "copy_engine"
-    calls = 1 + CALLS_BEFORE if copies else 1
-    multiply = gpu.add_gemm(gemm, kernel, launches=calls, tag=f"{gemm.pass_} fused gemm")
+    multiply = gpu.add_gemm(gemm, kernel, launches=1 + CALLS_BEFORE, tag=f"{gemm.pass_} fused gemm")
     # Without copies barriers are in device memory, within the kernel.
     ready = add_barrier(gpu, op, "wait for free buffers", inside=not copies)
     needed = last_tiles(kernel.grid, op.ranks, pieces)
@@ -73,8 +72,8 @@ def exchange_then_multiply(gpu: Gpu, context: Context, chain: Chain, parameters:
     else:
         arrivals = [(copy, 1) for copy in add_copies(gpu, op, pieces)]
     sliced = in_slices(kernel, op.ranks, left)
-    calls = 1 if sms else 1 + CALLS_BEFORE
-    multiply = gpu.add_gemm(gemm, sliced, sms=left, launches=calls, tag=f"{gemm.pass_} fused gemm")
+    calls, tag = 1 + CALLS_BEFORE, f"{gemm.pass_} fused gemm"
+    multiply = gpu.add_gemm(gemm, sliced, sms=left, launches=calls, tag=tag)
     units = first_units(kernel.grid.waves(left), op.ranks, blocks, left)
     for (source, done), unit in zip(arrivals, units, strict=True):
         builder.add_edge(source, multiply, src_units=done, dst_unit=unit, lag_ps=lag_ps(prices.flag_s))

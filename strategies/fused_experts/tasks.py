@@ -59,7 +59,7 @@ def fetch_then_multiply(gpu: Gpu, context: Context, chain: Chain, parameters: Ma
         chain.gemm,
         kernel,
         sms=gpu.num_sms - sms,
-        launches=1 if sms else 1 + CALLS_BEFORE,
+        launches=1 + CALLS_BEFORE,
         tag=f"{chain.gemm.pass_} fused gemm",
     )
     builder.add_edge(there, multiply, lag_ps=lag_ps(prices.signal_wait_s))
@@ -83,7 +83,8 @@ def multiply_then_send(gpu: Gpu, context: Context, chain: Chain, parameters: Map
     prices, builder, op = gpu.prices, gpu.builder, chain.collective
     stages, sms = staged(work_of(chain), chain, parameters), checked_sms(prices, chain, parameters)
     kernel, pieces = kernel_of(prices, work_of(chain), stages, parameters), num_pieces(chain, parameters)
-    multiply = gpu.add_gemm(chain.gemm, kernel, sms=gpu.num_sms - sms, tag=f"{chain.gemm.pass_} fused gemm")
+    calls, tag = 1 + CALLS_BEFORE, f"{chain.gemm.pass_} fused gemm"
+    multiply = gpu.add_gemm(chain.gemm, kernel, sms=gpu.num_sms - sms, launches=calls, tag=tag)
     # Barriers are in device memory, within the kernel.
     ready = add_barrier(gpu, op, "wait for free buffers", inside=True)
     seconds, demands = moving_price(prices, chain, parameters, gpu.device)

@@ -224,10 +224,10 @@ def test_communicating_sms_are_not_held_before_the_kernel_runs() -> None:
 def test_a_kernel_with_its_own_communication_is_launched_once() -> None:
     # So slow a host that nothing else counts: the framework's operators, and calls from within them.
     for here, point, operators, calls in (
-        # Wait lists; a sum of parts; the kernel that adds up copies.
-        (context("all_to_all"), {"comm_sms": 12}, 1, 1),
-        (context("reduce_scatter", "after"), {"comm_sms": 30}, 1, 1),
-        (context("all_to_all", "after"), {"comm_sms": 30}, 2, 0),
+        # Four of the kernel; wait lists; a sum of parts; the kernel that adds up copies.
+        (context("all_to_all"), {"comm_sms": 12}, 1, 5),
+        (context("reduce_scatter", "after"), {"comm_sms": 30}, 1, 5),
+        (context("all_to_all", "after"), {"comm_sms": 30}, 2, 4),
         # Wait lists, two barriers, own rows, two for each of seven copies, and four of the kernel.
         (context(), {"comm_sms": 0}, 1, 22),
     ):
