@@ -57,11 +57,6 @@ class Chain:
     near: tuple[int, ...] = ()
     far: tuple[int, ...] = ()
 
-    @property
-    def positions(self) -> tuple[int, ...]:
-        """Of all operators, rising."""
-        return tuple(sorted((self.gemm_at, self.collective_at, *self.near, *self.far)))
-
 
 def read_chain(graph: OperatorGraph) -> Chain:
     """What a graph of one GEMM, one collective and kernels on the way holds.

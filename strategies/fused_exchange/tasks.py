@@ -77,8 +77,8 @@ def exchange_then_multiply(gpu: Gpu, context: Context, chain: Chain, parameters:
     units = first_units(kernel.grid.waves(left), op.ranks, blocks, left)
     for (source, done), unit in zip(arrivals, units, strict=True):
         builder.add_edge(source, multiply, src_units=done, dst_unit=unit, lag_ps=lag_ps(prices.flag_s))
-    for first in moved[-1:]:
-        builder.add_edge(first, ready, lag_ps=lag_ps(prices.signal_wait_s))
+    if moved:
+        builder.add_edge(moved[-1], ready, lag_ps=lag_ps(prices.signal_wait_s))
     last = arrivals[-1][0]
     entries = {chain.gemm_at: (multiply,), chain.collective_at: (moved[0],) if moved else (ready, multiply)}
     exits = {chain.gemm_at: (multiply,), chain.collective_at: (last,)}

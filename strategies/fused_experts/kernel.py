@@ -29,7 +29,7 @@ Order = Literal["ranks", "experts", "columns"]
 TILES: Final = ((128, 256), (128, 128), (64, 256), (64, 128))
 INDEX_BYTES: Final = 4
 STAYS: Final = 0.5
-"""Share of L2 that an operand may fill and still be there for the next stage."""
+"""Share of L2 that an operand may fill and still be there for the next stage: a judgement, half for what streams by."""
 PIECES: Final = 32
 """Pieces of an exchange that goes expert by expert: fine enough for any number of rows."""
 ROW_MOVES: Final = (
@@ -93,10 +93,9 @@ def goes_along(op: KernelOp) -> bool:
 
 def work_of(chain: Chain) -> GroupedGemmOp:
     """The experts of a chain that holds some."""
-    assert isinstance(chain.gemm, KernelOp) and isinstance(chain.gemm.work, GroupedGemmOp), (
-        "asked only where it applies"
-    )
-    return chain.gemm.work
+    work = chain.gemm.work if isinstance(chain.gemm, KernelOp) else None
+    assert isinstance(work, GroupedGemmOp), "asked only about chains that apply"
+    return work
 
 
 def most_stages(work: GroupedGemmOp, ranks: int, order: Order, bn: int) -> int:
@@ -183,9 +182,8 @@ def checked_sms(prices: PriceBook, chain: Chain, parameters: Mapping[str, Any]) 
         raise StrategyError(f"comm_sms is {sms} with {chain.collective.kind}; expected {least} to {most}")
     order, known = parameters.get("order", "ranks"), orders(chain)
     if order not in known:
-        raise StrategyError(
-            f"order is {order} with {chain.collective.kind} {chain.relation} the GEMM; expected {known}"
-        )
+        where = f"{chain.collective.kind} {chain.relation} the GEMM"
+        raise StrategyError(f"order is {order} with {where}; expected {' or '.join(known)}")
     return sms
 
 

@@ -40,7 +40,7 @@ def fetch_then_multiply(gpu: Gpu, context: Context, chain: Chain, parameters: Ma
     """One launch whose tiles wait for the ranks that their rows come from; own rows first."""
     prices, builder, op, work = gpu.prices, gpu.builder, chain.collective, work_of(chain)
     stages, sms = staged(work, chain, parameters), checked_sms(prices, chain, parameters)
-    kernel, pieces = kernel_of(prices, work_of(chain), stages, parameters), num_pieces(chain, parameters)
+    kernel, pieces = kernel_of(prices, work, stages, parameters), num_pieces(chain, parameters)
     seconds, demands = prices.hbm_pass(LIST_BYTES * sum(work.rows))
     lists = gpu.add_transfer(
         seconds, demands, sms=min(SUM_SMS, gpu.num_sms), op=op.name, tag=tag_of(op, "wait lists of tiles")
@@ -55,13 +55,8 @@ def fetch_then_multiply(gpu: Gpu, context: Context, chain: Chain, parameters: Ma
         add_own_copy(gpu, op)
         there = add_barrier(gpu, op, "wait for own rows of all")
         sources = [(copy, 1) for copy in add_copies(gpu, op, pieces)]
-    multiply = gpu.add_gemm(
-        chain.gemm,
-        kernel,
-        sms=gpu.num_sms - sms,
-        launches=1 + CALLS_BEFORE,
-        tag=f"{chain.gemm.pass_} fused gemm",
-    )
+    calls, tag = 1 + CALLS_BEFORE, f"{chain.gemm.pass_} fused gemm"
+    multiply = gpu.add_gemm(chain.gemm, kernel, sms=gpu.num_sms - sms, launches=calls, tag=tag)
     builder.add_edge(there, multiply, lag_ps=lag_ps(prices.signal_wait_s))
     starts = [0, *stages.ends[:-1]]
     for needed, unit, tiles in zip(arrivals(chain, stages, parameters), starts, stages.tiles, strict=True):
@@ -81,8 +76,9 @@ def fetch_then_multiply(gpu: Gpu, context: Context, chain: Chain, parameters: Ma
 def multiply_then_send(gpu: Gpu, context: Context, chain: Chain, parameters: Mapping[str, Any]) -> Placement:
     """One launch whose tiles are summed and sent to the ranks of their tokens by SMs that do nothing else."""
     prices, builder, op = gpu.prices, gpu.builder, chain.collective
-    stages, sms = staged(work_of(chain), chain, parameters), checked_sms(prices, chain, parameters)
-    kernel, pieces = kernel_of(prices, work_of(chain), stages, parameters), num_pieces(chain, parameters)
+    work, sms = work_of(chain), checked_sms(prices, chain, parameters)
+    stages, pieces = staged(work, chain, parameters), num_pieces(chain, parameters)
+    kernel = kernel_of(prices, work, stages, parameters)
     calls, tag = 1 + CALLS_BEFORE, f"{chain.gemm.pass_} fused gemm"
     multiply = gpu.add_gemm(chain.gemm, kernel, sms=gpu.num_sms - sms, launches=calls, tag=tag)
     # Barriers are in device memory, within the kernel.

@@ -89,7 +89,7 @@ def test_read_chain_says_where_the_collective_stands() -> None:
     assert (before.relation, before.near, before.far) == ("before", (1,), ())
     gemm = GemmOp(64, 64, 64)
     pair = read_chain(gemm_and_collective(gemm, "reduce_scatter", 4))
-    assert (pair.relation, pair.positions) == ("after", (0, 1))
+    assert (pair.relation, pair.gemm_at, pair.collective_at, pair.near, pair.far) == ("after", 0, 1, (), ())
     apart = OperatorGraph((CollectiveOp("all_gather", 1e6, 4), gemm))
     assert read_chain(apart).relation == "independent"
     with pytest.raises(StrategyError, match="2 GEMMs"):
