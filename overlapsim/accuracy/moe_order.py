@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from overlapsim.accuracy.moe_hand_order import hand_made
 from overlapsim.cost.prices import PriceBook
 from overlapsim.engine.timeline import Timeline
 from overlapsim.hardware.loading import load_cluster
-from overlapsim.planner.order import OrderResult, order_operators, run_graph
+from overlapsim.planner.order import OrderResult, order_operators
+from overlapsim.step.run_graph import run_graph
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.ordering import BESIDE
 from overlapsim.workload.adjacent import adjacent
@@ -119,7 +120,7 @@ def compare_order(model: str, which: str, layers: int = 1, *, dispatcher: str = 
     for share in HAND_SHARES:
         sms = 0 if share == 1 else max(1, round(share * most))
         graph = hand_made(context.graph, layers=layers, sms=sms)
-        tried.append((run_graph(context, graph), graph, sms))
+        tried.append((run_graph(replace(context, graph=graph)), graph, sms))
     hand, graph, sms = min(tried, key=lambda entry: entry[0].duration_s)
     return OrderComparison(model, which, layers, found, hand, graph, sms)
 

@@ -13,6 +13,7 @@ from overlapsim.planner.step_bound import step_operators
 from overlapsim.planner.trials import difference, find_trials, measurements, percent, range_text, slower
 from overlapsim.step.categories import COMM_KINDS, COMPUTE_KINDS
 from overlapsim.step.pieces import graph_builder
+from overlapsim.step.run_graph import with_engine
 from overlapsim.step.simulate import StepResult, step_prices
 from overlapsim.strategy.base import Context
 from overlapsim.units import format_bytes, format_time
@@ -85,7 +86,10 @@ def _orders(result: StepResult) -> Iterator[str]:
     for number, layer in enumerate(i.model.kinds, start=1):
         of = f" of kind {number}" if len(i.model.kinds) > 1 else ""
         for which in WHICH:
-            context = Context(builder.layer(layer, which), prices)
+            graph = builder.layer(layer, which)
+            own = {(op.name, op.pass_) for op in graph.operators}
+            pairs = {key: taken for key, taken in i.composition.pairs.items() if key in own}
+            context = with_engine(Context(graph, prices, pairs), contention=i.contention)
             for chosen in i.composition.arranging:
                 if not chosen.strategy.applies_to(context).applies:
                     continue

@@ -12,12 +12,13 @@ from overlapsim.planner.overlap_choice import NOTHING, OverlapChooser
 from overlapsim.planner.pair_choice import GAIN, WHICH
 from overlapsim.schedule.pipeline_kinds import SCHEDULES
 from overlapsim.step.inputs import StepInputs
-from overlapsim.step.pairs import paired
 from overlapsim.step.pieces import graph_builder
+from overlapsim.step.run_graph import with_engine
 from overlapsim.step.sharded import Entry, sharded_graph, turned
 from overlapsim.step.simulate import step_memory, step_prices, step_schedule, step_seconds
 from overlapsim.strategy.base import Context, Strategy
 from overlapsim.strategy.compose import Chosen, find_pieces
+from overlapsim.strategy.pairing import paired
 from overlapsim.workload.dispatchers import Dispatcher
 from overlapsim.workload.operators import CollectiveOp
 from overlapsim.workload.recipe import Recipe
@@ -75,18 +76,21 @@ class Refiner:
         return best
 
     def polish(self, inputs: StepInputs, seconds: float) -> tuple[float, StepInputs]:
-        """The same composition with other parameters of its strategies for whole graphs, where they help.
+        """The same with other parameters of its strategies for whole graphs, or without one of them, where that helps.
+
+        Strategies were added one by one: a better search of one may do better without another.
 
         Parameters
         ----------
         inputs, seconds : a step that fits, and its time
         """
-        best = (seconds, inputs)
-        for place, chosen in enumerate(inputs.composition.arranging):
-            for other in self._other_parameters(best[1], chosen):
-                arranging = list(best[1].composition.arranging)
-                arranging[place] = other
-                best = self._better(best, _arranged(best[1], arranging))
+        best, chosen = (seconds, inputs), inputs.composition.arranging
+        for left_out in (None, *chosen[:-1]):
+            arranging = [entry for entry in chosen if entry is not left_out]
+            for place, entry in enumerate(arranging):
+                for other in self._other_parameters(inputs, entry):
+                    tried = [*arranging[:place], other, *arranging[place + 1 :]]
+                    best = self._better(best, _arranged(inputs, tried))
         return best
 
     # Inside
@@ -165,7 +169,7 @@ class Refiner:
                 graphs.insert(0, sharded_graph(inputs, builder, (*entries, *turned(entries))))
             if SCHEDULES[inputs.schedule_name].has_pairs:
                 graphs.insert(0, paired(graphs[-2], graphs[-1], prices.operator_s))
-            yield from (Context(graph, prices) for graph in graphs)
+            yield from (with_engine(Context(graph, prices), contention=inputs.contention) for graph in graphs)
 
 
 def _arranged(inputs: StepInputs, arranging: Sequence[Chosen]) -> StepInputs:
@@ -179,12 +183,13 @@ def extra_bytes(inputs: StepInputs, models: dict[object, object]) -> float:
         return most
     prices, builder = step_prices(inputs, models), graph_builder(inputs)
     for graph in (builder.layer(layer, which) for layer in inputs.model.kinds for which in WHICH):
-        context, extra = Context(graph, prices), 0.0
+        own = {(op.name, op.pass_) for op in graph.operators}
+        pairs = {key: entry for key, entry in chosen.pairs.items() if key in own}
+        context, extra = with_engine(Context(graph, prices, pairs), contention=inputs.contention), 0.0
         for entry in chosen.arranging:
             if entry.strategy.applies_to(context).applies:
                 extra += entry.strategy.extra_memory_bytes(context, entry.parameters)
-        own = {(op.name, op.pass_) for op in graph.operators}
-        for piece in find_pieces(graph, {key: entry for key, entry in chosen.pairs.items() if key in own}):
+        for piece in find_pieces(graph, pairs):
             part = graph.part(piece.operators)
             ranks = next(part.of_type(CollectiveOp)).ranks
             taken = piece.chosen

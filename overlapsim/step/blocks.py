@@ -20,6 +20,7 @@ from overlapsim.plan import Finding
 from overlapsim.schedule.builder import ProgramBuilder
 from overlapsim.schedule.program import Program
 from overlapsim.step.breakdown import spans
+from overlapsim.step.run_graph import with_engine
 from overlapsim.step.skew import Skew, may_wait_for_host, rank_tasks, spread_ranks
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.compatibility import check_compatible
@@ -110,7 +111,7 @@ def simulate_piece(
     if not context.graph.operators:
         return Piece()
     believed = tuple(_beliefs(context, composition))
-    context, composition = _arranged_alone(context, composition)
+    context, composition = _arranged_alone(context, composition, contention)
     copies = 2 if follows and launch_s > 0 else 1
     program, findings = _program(context, composition, copies, launch_s)
     timeline = compiled.run(program, contention=contention, record=False)
@@ -202,7 +203,7 @@ def speed_beside(
     return min(1.0, ends[0] / ends[1])
 
 
-def _arranged_alone(context: Context, composition: Composition) -> tuple[Context, Composition]:
+def _arranged_alone(context: Context, composition: Composition, contention: bool) -> tuple[Context, Composition]:
     """The graph as the strategies that arrange one block at a time have it, and what is left of the composition."""
     own = [c for c in composition.arranging if isinstance(c.strategy, ArrangingStrategy) and c.strategy.per_block]
     if not own:
@@ -214,7 +215,8 @@ def _arranged_alone(context: Context, composition: Composition) -> tuple[Context
     for chosen in own:
         assert isinstance(chosen.strategy, ArrangingStrategy)
         chosen.strategy.check(chosen.parameters)
-        graph = chosen.strategy.arrange(Context(graph, context.prices, composition.pairs), chosen.parameters)
+        asked = with_engine(Context(graph, context.prices, composition.pairs), contention=contention)
+        graph = chosen.strategy.arrange(asked, chosen.parameters)
     rest = tuple(chosen for chosen in composition.arranging if chosen not in own)
     return Context(graph, context.prices), replace(composition, arranging=rest)
 

@@ -16,7 +16,6 @@ from overlapsim.schedule.pipeline_kinds import schedule_kind
 from overlapsim.step.blocks import Piece, simulate_piece, simulate_turn, speed_beside
 from overlapsim.step.buckets import UnitCost
 from overlapsim.step.inputs import StepInputs
-from overlapsim.step.pairs import paired, side_by_side
 from overlapsim.step.piece_setting import signature, stack_of, training_setting
 from overlapsim.step.sharded import Entry, stage_entries, unit_parameters
 from overlapsim.step.sharded_pieces import ShardedPieces
@@ -25,6 +24,7 @@ from overlapsim.strategy.chains import is_gemm
 from overlapsim.strategy.compatibility import check_compatible
 from overlapsim.strategy.compose import ArrangingStrategy, Composition
 from overlapsim.strategy.overlaps import unknown_gemm
+from overlapsim.strategy.pairing import paired, side_by_side
 from overlapsim.workload.adjacent import adjacent
 from overlapsim.workload.build import GraphBuilder, Which
 from overlapsim.workload.model import Layer

@@ -115,11 +115,13 @@ class Context:
     graph, prices : operators and what they cost
     pairs : what else is chosen, by operator name and pass: strategies (`compose.Chosen`) that will take single GEMMs
         with their collectives; for those that arrange the graph around them
+    seconds_of : runs a context's graph as it is issued, pairs by their strategies; None where nobody can
     """
 
     graph: OperatorGraph
     prices: PriceBook
     pairs: Mapping[tuple[str, str], Any] = field(default_factory=dict)
+    seconds_of: Callable[[Context], float] | None = None
 
     def pair(self) -> Pair:
         """Return the GEMM and the collective of a graph that holds just these two.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from overlapsim.step.pairs import side_by_side
+from overlapsim.strategy.pairing import side_by_side
 from overlapsim.workload.build import GraphBuilder
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.operators import OperatorGraph

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from overlapsim.step.pairs import paired, parted
 from overlapsim.strategy.base import YES, Applicability, Context, Parameters, ParameterSpace, StrategyInfo
 from overlapsim.strategy.compose import ArrangingStrategy
 from overlapsim.strategy.liveness import peak_live_bytes
+from overlapsim.strategy.pairing import paired, parted
 from overlapsim.workload.operators import STEP_PREFIXES, CollectiveOp, OperatorGraph
 
 

@@ -8,10 +8,11 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from overlapsim.planner.order import order_operators, taken_by
+from overlapsim.errors import StrategyError
 from overlapsim.strategy.base import YES, Applicability, Context, Parameters, ParameterSpace, StrategyInfo
 from overlapsim.strategy.compose import ArrangingStrategy, find_pieces
 from overlapsim.strategy.liveness import peak_live_bytes
+from overlapsim.strategy.order_search import search_order, taken_by
 from overlapsim.strategy.ordering import BESIDE, MOST_OPERATORS, arrange_by, best_order, lines_of, stream_of
 from overlapsim.workload.operators import CollectiveOp, OperatorGraph
 
@@ -69,8 +70,9 @@ class OperatorOrder(ArrangingStrategy):
         return int(parameters.get("layers", 1)) if parameters.get("beam", 16) else 1
 
     def parameters(self, context: Context) -> ParameterSpace:
-        """Leave open how widely to search on times; a step adds the rest (`space`)."""
-        return ParameterSpace({"beam": BEAMS, "sms": (0,), "search": ("times", "engine"), "layers": (1,)})
+        """Leave open how widely to search on times; the engine needs somebody who runs it."""
+        searches = ("times",) if context.seconds_of is None else ("times", "engine")
+        return ParameterSpace({"beam": BEAMS, "sms": (0,), "search": searches, "layers": (1,)})
 
     def degenerate(self, context: Context) -> Parameters:
         """The order given, in line with computation."""
@@ -97,16 +99,24 @@ class OperatorOrder(ArrangingStrategy):
         where += tuple((key, c.strategy.name, repr(c.parameters)) for key, c in sorted(context.pairs.items()))
         known = prices.models.setdefault(("operator_order", *sorted(parameters.items()), *where), {})
         if graph not in known:
-            known[graph] = self._arranged(Context(graph, prices, context.pairs), parameters)
+            known[graph] = self._arranged(replace(context, prices=prices), parameters)
         found: OperatorGraph = known[graph]
         return found
 
     def _arranged(self, context: Context, parameters: Parameters) -> OperatorGraph:
+        graph = context.graph
+        taken = taken_by(graph, tuple(find_pieces(graph, context.pairs)))
         if parameters.get("search") == "engine":
-            return order_operators(context).graph
-        taken = taken_by(context.graph, tuple(find_pieces(context.graph, context.pairs)))
-        order = best_order(lines_of(context.graph, context.prices, taken), parameters.get("beam", 16))
-        return arrange_by(context.graph, order.positions, parameters.get("sms", 0), taken)
+            if context.seconds_of is None:
+                raise StrategyError(
+                    "operator_order with search=engine runs orders in the engine, and nothing runs them here; expected "
+                    "a step, or search=times"
+                )
+            found = search_order(context)
+            arranged = arrange_by(graph, found.order, found.sms, taken)
+            return arranged if found.seconds < context.seconds_of(context) else graph
+        order = best_order(lines_of(graph, context.prices, taken), parameters.get("beam", 16))
+        return arrange_by(graph, order.positions, parameters.get("sms", 0), taken)
 
     def settings(self, context: Context, parameters: Parameters) -> Mapping[str, Any]:
         """Return the order by name and pass, and which collectives run beside computation."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from overlapsim.planner.order import SHARES
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.order_bound import heads_and_tails, loads_of
+from overlapsim.strategy.order_search import SHARES
 from overlapsim.strategy.ordering import lines_of
 from overlapsim.workload.operators import CollectiveOp
 

@@ -12,11 +12,11 @@ from overlapsim.schedule.pipeline import PipelineSchedule
 from overlapsim.schedule.program import BLOCKS, FLOW, Program
 from overlapsim.step.assemble import StepProgram, assemble
 from overlapsim.step.inputs import StepInputs
-from overlapsim.step.pairs import paired
 from overlapsim.step.pieces import StagePieces
 from overlapsim.step.traffic import held_parameters
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.compose import compose
+from overlapsim.strategy.pairing import paired
 from overlapsim.strategy.tasks import Site
 from overlapsim.workload.operators import OperatorGraph
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.line import Line
-from overlapsim.step.pairs import STREAMS, paired
 from overlapsim.step.pieces import StagePieces
 from overlapsim.step.simulate import simulate_step, step_prices, step_schedule
+from overlapsim.strategy.pairing import STREAMS, paired
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.layout_rules import Job
 from overlapsim.workload.operators import CollectiveOp, GemmOp, OperatorGraph

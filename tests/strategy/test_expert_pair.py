@@ -11,12 +11,12 @@ from overlapsim.errors import StrategyError
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.planner.order import order_operators
 from overlapsim.step.inputs import StepInputs
-from overlapsim.step.pairs import STREAMS, parted
 from overlapsim.step.pieces import StagePieces
 from overlapsim.step.simulate import simulate_step, step_prices, step_schedule
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.compatibility import Setting, check_compatible
 from overlapsim.strategy.compose import Chosen, Composition
+from overlapsim.strategy.pairing import STREAMS, parted
 from overlapsim.strategy.registry import load_strategy
 from overlapsim.testing.expert_layers import expert_layers
 from overlapsim.testing.layers import training_layers
