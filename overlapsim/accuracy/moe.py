@@ -34,7 +34,7 @@ OTHERS: Final[Mapping[str, tuple[str, str]]] = {
     "fused kernels": ("overlapsim.accuracy.moe_kernels", "rows"),
 }
 """Parts with rows of their own, bundled beside `FILE`: module, and function that returns rows, or rows and findings."""
-PREDICTORS: Final[Mapping[str, tuple[str, str]]] = {"fig16": ("overlapsim.accuracy.moe_fig16", "predict_row")}
+PREDICTORS: Final[Mapping[str, tuple[str, str]]] = {"fig16": ("overlapsim.accuracy.moe_kernels", "predict_row")}
 """Further groups that ``--data`` may hold: module, and function from a `MoeRow` to `Predicted` in SI units."""
 Predictor = Callable[[MoeRow], Predicted]
 

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Final
 
 from overlapsim.accuracy.moe_rows import SCALE, MoeRow, Predicted, check_keys, parse_rows
-from overlapsim.accuracy.moe_systems import STACK
+from overlapsim.accuracy.moe_systems import MODELS, STACK, model_spec
 from overlapsim.accuracy.suite import Row
 from overlapsim.cost.launch import launch_stack
 from overlapsim.cost.prices import PriceBook
@@ -28,6 +28,7 @@ from overlapsim.strategy.compose import Chosen, Composition
 from overlapsim.strategy.registry import load_strategy
 from overlapsim.units import dtype_bytes
 from overlapsim.workload.memory_bound import MemoryOp
+from overlapsim.workload.model import MoE
 from overlapsim.workload.operators import (
     CollectiveKind,
     CollectiveOp,
@@ -43,7 +44,7 @@ TOKENS: Final = 8192
 """Tokens that a node gathers, in all rows but COMET's: one sequence of MegaScale-MoE, FLUX's M."""
 ELEMENT: Final = dtype_bytes("bf16")
 RUNS: Final = 12
-CLUSTERS: Final = {"h800": "h800-sxm8", "l20": "l20-pcie8"}
+FLUX: Final = {"h800": "h800-sxm8", "l20": "l20-pcie8"}
 FILE: Final = "moe_kernels.csv"
 COMET: Final = (4096, 14336, 8, 2)
 """Hidden and expert widths, experts, and experts of a token of Mixtral-8x7B, with which COMET's SMs are given."""
@@ -102,19 +103,10 @@ class Experts:
         return (self.tokens * self.topk // self.experts,) * (self.experts * self.tp // RANKS)
 
 
-MODELS: Final[Mapping[str, tuple[Attention, Experts]]] = {
-    "M1": (Attention(4096, 4), Experts(4096, 14336, 32, 3)),
-    "M2": (Attention(4096, 4), Experts(4096, 14336, 8, 2)),
-    "M3": (Attention(6144, 6), Experts(6144, 16384, 8, 2)),
-    "M4": (Attention(6400, 10), Experts(6400, 18304, 16, 1)),
-    "M5": (Attention(4096, 4), Experts(4096, 6400, 16, 2)),
-    "M6": (Attention(2048, 1), Experts(2048, 1408, 64, 6)),
-}
-"""Models of MegaScale-MoE's Table 2, split over a node by sequence and experts."""
 KERNELS: Final = ("qkv_exchange", "exchange_out", "gather_fc1", "fc2_scatter")
 KEYS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
-    "fig16": {"model": tuple(MODELS), "kernel": (*KERNELS, "sum"), "system": ("fused", "unfused")},
-    "flux-moe": {"gpu": tuple(CLUSTERS), "kernel": KERNELS[2:], "tp": (), "experts": (), "topk": ()},
+    "fig16": {"model": tuple(MODELS), "kernel": (*KERNELS, "sum"), "variant": ("fused", "unfused")},
+    "flux-moe": {"gpu": tuple(FLUX), "kernel": KERNELS[2:], "tp": (), "experts": (), "topk": ()},
 }
 """Keys of a row by group, and what they may be."""
 
@@ -200,7 +192,7 @@ def rows() -> tuple[tuple[Row, ...], tuple[Finding, ...]]:
 
 
 def _scored(row: MoeRow, found: Predicted) -> Row:
-    group, scale = f"{row.group} {row.keys.get('system', '')}".strip(), SCALE[row.unit]
+    group, scale = f"{row.group} {row.keys.get('variant', '')}".strip(), SCALE[row.unit]
     low, high = found.low * scale, found.high * scale
     return Row(row.id, group, row.value, found.value * scale, low, high, row.unit, None)
 
@@ -213,15 +205,15 @@ def predict_row(row: MoeRow) -> Predicted:
     CalibrationError
         If its keys or unit are none of the group's.
     """
-    check_keys(row, KEYS[row.group], {"latency": ("s", "ms", "us")})
-    fused = row.keys.get("system") != "unfused"
+    check_keys(row, KEYS[row.group], {"time": ("s", "ms", "us")})
+    fused = row.keys.get("variant") != "unfused"
     if row.group == "flux-moe":
         experts, topk, tp = (int(row.keys[key]) for key in ("experts", "topk", "tp"))
         graphs = [experts_graph(Experts(8192, 8192, experts, topk, tp, gates=1), row.keys["kernel"], fused=True)]
     else:
         kernels = KERNELS if row.keys["kernel"] == "sum" else (row.keys["kernel"],)
         graphs = [_kernel_graph(row.keys["model"], kernel, fused=fused) for kernel in kernels]
-    book = _book(CLUSTERS[row.keys.get("gpu", "h800")])
+    book = _book(FLUX[row.keys.get("gpu", "h800")])
     if not fused:
         return _ranged(book, lambda prices: sum(serial_s(graph, prices) for graph in graphs))
     # Parameters are those that are best at the middle of all ranges.
@@ -230,10 +222,14 @@ def predict_row(row: MoeRow) -> Predicted:
 
 
 def _kernel_graph(model: str, kernel: str, *, fused: bool) -> OperatorGraph:
-    attention, experts = MODELS[model]
+    """Operators of one kernel of a model of Table 2, split over a node by sequence and experts."""
+    spec = model_spec(model)
+    attention, moe = spec.layers[-1].attention, spec.layers[-1].mlp
+    assert isinstance(moe, MoE), "models of Table 2 have experts"
     if kernel in ("qkv_exchange", "exchange_out"):
-        return attention_graph(attention, kernel, fused=fused)
-    return experts_graph(experts, kernel, fused=fused)
+        shape = Attention(spec.hidden, attention.num_heads // attention.num_kv_heads)
+        return attention_graph(shape, kernel, fused=fused)
+    return experts_graph(Experts(spec.hidden, moe.expert.ffn, moe.num_experts, moe.top_k), kernel, fused=fused)
 
 
 def _ranged(book: PriceBook, seconds: Callable[[PriceBook], float]) -> Predicted:
@@ -267,7 +263,7 @@ class CommSms:
 def comm_sms_choices() -> tuple[CommSms, ...]:
     """COMET's adaptive split beside the model's, where COMET gives it."""
     hidden, ffn, experts, topk = COMET
-    book, found = _book(CLUSTERS["h800"]), []
+    book, found = _book(FLUX["h800"]), []
     for (m, tp), published in COMET_SMS.items():
         graph = experts_graph(Experts(hidden, ffn, experts, topk, tp, tokens=m), "fc2_scatter", fused=True)
         fixed = {"order": "columns", "tile": (128, 256)}

@@ -6,8 +6,9 @@ from functools import cache
 
 import pytest
 
-from overlapsim.accuracy.moe_kernels import FINDINGS, KERNELS, MODELS, comm_sms_choices, predict_row, rows
+from overlapsim.accuracy.moe_kernels import FINDINGS, KERNELS, comm_sms_choices, predict_row, rows
 from overlapsim.accuracy.moe_rows import parse_rows
+from overlapsim.accuracy.moe_systems import MODELS
 from overlapsim.errors import CalibrationError
 
 GIVEN = ("M2", "M4")
@@ -18,8 +19,8 @@ def _rows():
     return {row.id: row for row in rows()[0]}
 
 
-def _row(model: str, kernel: str, system: str = "fused"):
-    return _rows()[f"fig16|model={model}|kernel={kernel}|system={system}|metric=latency"]
+def _row(model: str, kernel: str, variant: str = "fused"):
+    return _rows()[f"fig16|model={model}|kernel={kernel}|variant={variant}|metric=time"]
 
 
 @pytest.mark.parametrize("model", GIVEN)
@@ -56,13 +57,13 @@ def test_every_model_is_predicted_and_wrong_rows_are_refused() -> None:
     header = "id,value,unit\n"
     for model in MODELS:
         times = []
-        for system in ("fused", "unfused"):
-            text = f"{header}fig16|model={model}|kernel=sum|system={system}|metric=latency,,ms"
+        for variant in ("fused", "unfused"):
+            text = f"{header}fig16|model={model}|kernel=sum|variant={variant}|metric=time,,ms"
             found = predict_row(parse_rows(text, "asked")[0])
             assert 0 < found.low <= found.value <= found.high
             times.append(found.value)
         assert times[0] < times[1], model
-    (row,) = parse_rows(f"{header}fig16|model=M9|kernel=sum|system=fused|metric=latency,,ms", "asked")
+    (row,) = parse_rows(f"{header}fig16|model=M9|kernel=sum|variant=fused|metric=time,,ms", "asked")
     with pytest.raises(CalibrationError, match="model is 'M9'"):
         predict_row(row)
 
