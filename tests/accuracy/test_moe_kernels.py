@@ -8,7 +8,6 @@ import pytest
 
 from overlapsim.accuracy.moe_kernels import FINDINGS, KERNELS, comm_sms_choices, predict_row, rows
 from overlapsim.accuracy.moe_rows import parse_rows
-from overlapsim.accuracy.moe_systems import MODELS
 from overlapsim.errors import CalibrationError
 
 GIVEN = ("M2", "M4")
@@ -53,9 +52,9 @@ def test_fewer_ranks_for_an_expert_want_more_communicating_sms() -> None:
     assert choices[16384, 4].cost < 1.05 and all(1 <= choice.cost < 1.5 for choice in choices.values())
 
 
-def test_every_model_is_predicted_and_wrong_rows_are_refused() -> None:
+def test_other_models_are_predicted_and_wrong_rows_are_refused() -> None:
     header = "id,value,unit\n"
-    for model in MODELS:
+    for model in ("M1", "M6"):
         times = []
         for variant in ("fused", "unfused"):
             text = f"{header}fig16|model={model}|kernel=sum|variant={variant}|metric=time,,ms"
