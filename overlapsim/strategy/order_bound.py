@@ -50,8 +50,9 @@ def loads_of(graph: OperatorGraph, prices: PriceBook, *, contention: bool = True
 
 
 def _on_sms(op: Operator, prices: PriceBook) -> bool:
-    held = isinstance(op, CollectiveOp) and op.ranks > 1 and op.engine != "copy_engine"
-    return held and isinstance(op, CollectiveOp) and prices.held_sms(op) > 0
+    if not isinstance(op, CollectiveOp) or op.ranks < 2 or op.engine == "copy_engine":
+        return False
+    return prices.held_sms(op) > 0
 
 
 def _filled_s(op: Operator, prices: PriceBook) -> float:
