@@ -102,7 +102,9 @@ def grouped_gemm_cost(
     machine, parameters, source = _model(device, dtype, accumulate)
     tiles = TILES if tile is None else (tile,)
     moved = _bytes(rows, n, k, machine.element_bytes, ADDED_BYTES if adds else OUTPUT_BYTES)
-    time_s, best = min((_seconds(rows, n, k, machine, parameters, candidate, sms, moved), candidate) for candidate in tiles)
+    time_s, best = min(
+        (_seconds(rows, n, k, machine, parameters, candidate, sms, moved), candidate) for candidate in tiles
+    )
     return _cost(rows, n, device, moved, source, best, sms, time_s)
 
 

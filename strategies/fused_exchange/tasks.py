@@ -93,8 +93,8 @@ def _kernels(gpu: Gpu, context: Context, positions: tuple[int, ...]) -> list[int
 
 def _placed(
     chain: Chain,
-    entries: dict[int, tuple[int, ...]],
-    exits: dict[int, tuple[int, ...]],
+    entries: Mapping[int, tuple[int, ...]],
+    exits: Mapping[int, tuple[int, ...]],
     moved: list[int],
     last: int,
 ) -> Placement:

@@ -153,7 +153,8 @@ class FusedExperts(Strategy):
     def extra_memory_bytes(self, context: Context, parameters: Parameters) -> float:
         """Buffers that peers write or read, and flags: own rows once more in front, all parts behind the GEMM."""
         chain = read_chain(context.graph)
-        op, flags = chain.collective, FLAG_BYTES * parameters["stages"] * chain.collective.ranks
+        op, stages = chain.collective, int(parameters["stages"])
+        flags = FLAG_BYTES * stages * op.ranks
         if chain.relation == "after":
             return flags + op.size_bytes
         return flags + (op.size_bytes / op.ranks if by_copies(chain) else 0.0)

@@ -23,7 +23,7 @@ def test_every_cause_has_words() -> None:
 
 
 def test_a_sure_gain_names_what_may_be_faster(capsys) -> None:
-    out = told(capsys, f"operator {H100} --m 4096 --n 4096 --k 2048 --collective reduce_scatter --stack eager")
+    out = told(capsys, f"operator {H100} --m 4096 --n 4096 --k 8192 --collective reduce_scatter --stack eager")
     assert "verdict: overlap" in out
     (alone,) = [line for line in out.splitlines() if line.startswith("GEMM ")]
     assert "us, reduce_scatter " in alone and " alone" in alone

@@ -76,7 +76,7 @@ def test_one_expert_gets_everything() -> None:
         st.lists(st.floats(0, 1e6), min_size=1, max_size=9)
         .map(tuple)
         .filter(sum)
-        .map(lambda counts: Routing("counts", counts=tuple(round(count, 3) for count in counts) + (1.0,))),
+        .map(lambda counts: Routing("counts", counts=(*(round(count, 3) for count in counts), 1.0))),
     )
 )
 def test_text_is_read_back(routing: Routing) -> None:
