@@ -42,8 +42,8 @@ Predictor = Callable[[MoeRow], Predicted]
 def evaluate(data: Path | None = None) -> Suite:
     """Score the bundled figures, or the rows of a ``id,value,unit`` file.
 
-    One row calibrates (`CALIBRATED`, its own group, fitted); nothing else is fitted here, so ``fitted`` is null. Rows
-    with a blank value are predicted only. Notes: what each target asks and what came out.
+    One row calibrates (`CALIBRATED`, its own group, fitted); all others here are held out. Rows with a blank value are
+    predicted only. Notes: what each target asks and what came out.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def _read(data: Path) -> str:
 
 
 def _scored(row: MoeRow, found: Predicted) -> Row:
-    fitted = True if row.id == CALIBRATED else None
+    fitted = row.id == CALIBRATED
     group = f"{row.group} calibrated" if fitted else _group(row)
     return Row(row.id, group, row.value, found.value, found.low, found.high, row.unit, fitted)
 
