@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from overlapsim.errors import DeadlockError, LayoutError, StrategyError, WorkloadError
 from overlapsim.planner.allowed import narrower
@@ -76,37 +77,50 @@ class Refiner:
         return best
 
     def polish(self, inputs: StepInputs, seconds: float) -> tuple[float, StepInputs]:
-        """The same with other parameters of its strategies for whole graphs, or without one of them, where that helps.
+        """The same with other parameters of its strategies for whole graphs, one at a time, where that helps.
 
-        Strategies were added one by one: a better search of one may do better without another.
+        Strategies were added one by one: a better search of the last may do better without the others.
 
         Parameters
         ----------
         inputs, seconds : a step that fits, and its time
         """
-        best, chosen = (seconds, inputs), inputs.composition.arranging
-        for left_out in (None, *chosen[:-1]):
-            arranging = [entry for entry in chosen if entry is not left_out]
-            for place, entry in enumerate(arranging):
-                for other in self._other_parameters(inputs, entry):
-                    tried = [*arranging[:place], other, *arranging[place + 1 :]]
-                    best = self._better(best, _arranged(inputs, tried))
-        return best
+        chosen = inputs.composition.arranging
+        found = self._varied((seconds, inputs))
+        if len(chosen) > 1:
+            alone = _arranged(inputs, chosen[-1:])
+            # Weighed by its own time, however far that is from the best.
+            found = min(found, self._varied((self._seconds(alone), alone)), key=lambda entry: entry[0])
+        return found
 
     # Inside
 
     def _better(self, best: tuple[float, StepInputs], asked: StepInputs) -> tuple[float, StepInputs]:
         """A step, if it fits and saves enough; else the best so far."""
+        seconds = self._seconds(asked, at_most_s=best[0] / GAIN)
+        return (seconds, asked) if seconds <= best[0] / GAIN else best
+
+    def _seconds(self, asked: StepInputs, at_most_s: float = math.inf) -> float:
+        """Time of a step that fits and takes no longer than that; infinite for others."""
         try:
             prices, schedule = step_prices(asked, self.models), step_schedule(asked)
             seconds = step_seconds(asked, prices, schedule)
-            if best[0] < GAIN * seconds:
-                return best
+            if seconds > at_most_s:
+                return math.inf
             memory = max(entry.total_bytes for entry in step_memory(asked, schedule))
-            fits = memory + extra_bytes(asked, self.models) <= self.limit_bytes
+            return seconds if memory + extra_bytes(asked, self.models) <= self.limit_bytes else math.inf
         except (DeadlockError, LayoutError, StrategyError, WorkloadError):
-            return best
-        return (seconds, asked) if fits else best
+            return math.inf
+
+    def _varied(self, best: tuple[float, StepInputs]) -> tuple[float, StepInputs]:
+        """Each strategy for whole graphs with each of its parameters at other values, those that help kept."""
+        for place in range(len(best[1].composition.arranging)):
+            for name, value in self._values(best[1], best[1].composition.arranging[place]):
+                arranging = list(best[1].composition.arranging)
+                chosen = arranging[place]
+                arranging[place] = replace(chosen, parameters={**chosen.parameters, name: value})
+                best = self._better(best, _arranged(best[1], arranging))
+        return best
 
     def _recipes(self, inputs: StepInputs) -> Iterator[Recipe]:
         """The recipe, and with the dispatcher with which layers alone take least."""
@@ -149,15 +163,19 @@ class Refiner:
                 yield Chosen(strategy, next(strategy.parameters(context).points()))
                 return
 
-    def _other_parameters(self, inputs: StepInputs, chosen: Chosen) -> Iterator[Chosen]:
-        strategy, known = chosen.strategy, [dict(chosen.parameters)]
+    def _values(self, inputs: StepInputs, chosen: Chosen) -> Iterator[tuple[str, Any]]:
+        """Parameters and values that a strategy may have here, other than those that it has."""
+        strategy = chosen.strategy
         for context in self._contexts(inputs):
             if strategy.applies_to(context).applies:
-                known += [point for point in strategy.parameters(context).points() if point not in known]
-                break
-        if any(field.name == "layers" for field in fields(strategy.parameter_type)):
-            known += [{**point, "layers": 2} for point in known]
-        yield from (Chosen(strategy, point) for point in known[1:])
+                grid = dict(strategy.parameters(context).grid)
+                if "layers" in grid:
+                    grid["layers"] = (1, 2)
+                yield from (
+                    (name, value) for name, values in grid.items() for value in values
+                    if value != chosen.parameters.get(name)
+                )  # fmt: skip
+                return
 
     def _contexts(self, inputs: StepInputs) -> Iterator[Context]:
         """Graphs that strategies may be asked about: of a layer, sharded where it is, a forward beside a backward."""

@@ -182,6 +182,7 @@ def speed_beside(
     flow : the collective
     """
     prices = context.prices
+    context, composition = _arranged_alone(context, composition, contention)
     ends: list[int] = []
     seconds, demands = prices.flow(flow)
     for beside in (False, True):
