@@ -150,7 +150,8 @@ def simulate_turn(
     context, composition, launch_s, contention : as in `simulate_piece`
     """
     builder = ProgramBuilder()
-    composed = compose(context, composition, _site(builder, context.prices, composition, launch_s))
+    asked = with_engine(context, contention=contention)
+    composed = compose(asked, composition, _site(builder, context.prices, composition, launch_s))
     program = builder.freeze()
     timeline = compiled.run(program, contention=contention, record=False)
     raise_if_deadlocked(timeline)

@@ -123,7 +123,7 @@ def compose(context: Context, composition: Composition, site: Site) -> Composed:
                 f"{chosen.strategy.name} takes single pairs of operators; name the operators it is for instead of "
                 "switching it on for the whole graph"
             )
-        here = Context(graph, context.prices)
+        here = Context(graph, context.prices, composition.pairs, context.seconds_of)
         _refuse(chosen, here)
         graph = chosen.strategy.arrange(here, chosen.parameters)
     arranged = Context(graph, context.prices)

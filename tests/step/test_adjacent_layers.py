@@ -74,3 +74,15 @@ def test_an_order_costs_memory() -> None:
     one = ORDER.extra_memory_bytes(context, {"beam": 16})
     assert one > 0
     assert ORDER.extra_memory_bytes(both, {"beam": 16, "layers": 2}) > 0
+
+
+def test_sharded_steps_are_ordered_in_the_engine_too() -> None:
+    """ZeRO 3 runs forward and backward of its layers as one graph: the order is searched for all of it."""
+    plain = replace(inputs_of(2), layout=Layout.parse("ep=8,dp=8,zero=3"), job=Job(4096, global_batch=8))
+    groups = {"layers_per_group": 1, "depth": 2, "rate_limit": True, "reshard_after_forward": True, "keep_last": False}
+    chosen = (Chosen(load_strategy("fsdp_prefetch"), groups), Chosen(ORDER, {"beam": 16, "search": "engine"}))
+    times = [
+        simulate_step(replace(plain, composition=Composition(chosen[:count])), ranges=False).step_time_s
+        for count in (1, 2)
+    ]
+    assert times[1] < times[0]
