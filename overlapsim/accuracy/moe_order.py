@@ -132,15 +132,6 @@ def compare_orders(models: Iterable[str] = MODELS, layers: int = 1) -> Iterator[
             yield compare_order(model, which, layers)
 
 
-def order_notes(*, timelines: bool = False) -> list[dict[str, Any]]:
-    """Figures of all comparisons, for the notes of a suite; with both timelines as text where asked for."""
-    found = []
-    for comparison in compare_orders():
-        extra = {"timelines": comparison.text()} if timelines else {}
-        found.append({**comparison.to_dict(), **extra})
-    return found
-
-
 def timeline_text(graph: OperatorGraph, timeline: Timeline) -> str:
     """A line for each operator as issued: start and end in microseconds, SMs of an exchange, and where it lies.
 

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from overlapsim.accuracy.moe_hand_order import hand_made
-from overlapsim.accuracy.moe_order import MODELS, PASSES, OrderComparison, compare_order, layer_context, order_notes
+from overlapsim.accuracy.moe_order import MODELS, PASSES, OrderComparison, compare_order, layer_context
 from overlapsim.workload.operators import CollectiveOp, OperatorGraph
 from tests.planner.order_oracle import none_within
 
@@ -90,16 +90,15 @@ def test_below_the_last_exchange_the_next_layer_is_rebuilt() -> None:
     assert {("mlp.norm", "recompute", False), ("moe.act", "recompute", False)} <= set(names[last:end])
 
 
-# Notes
+# As text
 
 
-def test_notes_hold_both_timelines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlapsim.accuracy.moe_order.compare_orders", lambda: [compared("M6", w) for w in PASSES])
-    notes = order_notes(timelines=True)
-    assert [note["pass"] for note in notes] == list(PASSES)
-    for note in notes:
-        assert note["hand_over_automatic"] >= 1
-        text = note["timelines"]
+def test_both_timelines_are_printed() -> None:
+    for which in PASSES:
+        result = compared("M6", which)
+        text = result.text()
         assert "by hand" in text and "found" in text
         assert text.count("moe.combine") == 2
+        assert len(text.splitlines()) == 2 + 2 * len(result.found.order)
         assert all(len(line) < 120 for line in text.splitlines())
+        assert result.to_dict()["hand_over_automatic"] == result.gain >= 1
