@@ -14,6 +14,7 @@ from overlapsim.accuracy.suite import Group, Suite
 from overlapsim.cli.measured import progress_line
 from overlapsim.cli.options import check_targets
 from overlapsim.cli.output import compile_note, console, print_json
+from overlapsim.errors import UsageError
 
 # Suite -> module with `evaluate(data: Path | None) -> Suite`; imported when asked for.
 SUITES: Final = {
@@ -32,11 +33,15 @@ SUITES: Final = {
 @click.option("--suite", type=click.Choice(list(SUITES)), required=True, help="What to score.")
 @click.option("--data", type=click.Path(path_type=Path), help="Score this table instead (format: docs/accuracy.md).")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw predicted against measured (.png or .svg).")
+@click.option("--timelines", is_flag=True, help="Suite moe: print each layer's order found and made by hand instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--markdown", is_flag=True, help="Print one Markdown row of the overall score (README's table).")
-def command(suite: str, data: Path | None, plot: Path | None, as_json: bool, markdown: bool) -> None:
+def command(suite: str, data: Path | None, plot: Path | None, timelines: bool, as_json: bool, markdown: bool) -> None:
     """Score predictions against measurements."""
     check_targets(plot=plot)
+    if timelines:
+        _timelines(suite)
+        return
     with compile_note(), progress_to(progress_line(time.monotonic())):
         result: Suite = importlib.import_module(SUITES[suite]).evaluate(data)
     if plot is not None:
@@ -54,6 +59,16 @@ def command(suite: str, data: Path | None, plot: Path | None, as_json: bool, mar
     _table(result)
     if plot is not None:
         click.echo(f"plot written to {plot}")
+
+
+def _timelines(suite: str) -> None:
+    from overlapsim.accuracy.moe_order import compare_orders
+
+    if suite != "moe":
+        raise UsageError(f"--timelines with --suite {suite}; only moe compares orders of a layer's operators")
+    with compile_note():
+        for comparison in compare_orders():
+            click.echo(comparison.text())
 
 
 def _table(result: Suite) -> None:

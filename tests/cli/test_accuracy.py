@@ -230,3 +230,14 @@ def test_flashoverlap_scores_a_table_of_ones_own(capsys, tmp_path: Path, monkeyp
     assert all(row["fitted"] is False for row in answer["rows"])
     assert target.stat().st_size > 5000
     assert not any("heatmap" in key for key in answer["notes"])
+
+
+def test_timelines_of_both_orders(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from overlapsim.accuracy import moe_order
+
+    monkeypatch.setattr(moe_order, "compare_orders", lambda: [moe_order.compare_order("M6", "backward")])
+    code, out, _ = run(capsys, "--suite", "moe", "--timelines")
+    assert code == 0
+    assert "M6 backward, 1 layer(s): by hand" in out and "M6 backward, 1 layer(s): found" in out
+    code, _, err = run(capsys, "--suite", "gemm", "--timelines")
+    assert code == 2 and "only moe" in err
