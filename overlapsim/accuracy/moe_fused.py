@@ -13,7 +13,7 @@ from overlapsim.planner.candidates import propose
 from overlapsim.step.blocks import simulate_piece
 from overlapsim.step.inputs import StepInputs
 from overlapsim.step.pieces import graph_builder
-from overlapsim.step.simulate import step_prices
+from overlapsim.step.simulate import simulate_step, step_prices
 from overlapsim.strategy.base import Context, Parameters, Strategy
 from overlapsim.strategy.compose import Chosen, Composition
 from overlapsim.strategy.registry import load_strategy
@@ -66,14 +66,15 @@ def worthwhile(
     """Those of `pairs` that make a layer's passes shorter in the order that `arranging` gives them, best first."""
     prices, builder, kept = step_prices(inputs), graph_builder(inputs), dict[tuple[str, str], Chosen]()
     layer = inputs.model.layers[-1]
-    launch_s = launch_stack(inputs.stack, inputs.cluster.device).host_s
+    stack = launch_stack(inputs.stack, inputs.cluster.device)
     for which in ("forward", "backward"):
         graph = builder.layer(layer, "forward" if which == "forward" else "backward")
         context = Context(graph, prices)
         open_ = {where for where in pairs if any((op.name, op.pass_) == where for op in graph.operators)}
 
         def seconds(chosen: Mapping[tuple[str, str], Chosen], context: Context = context) -> float:
-            return simulate_piece(context, Composition(arranging, chosen), launch_s=launch_s).duration_s
+            composition = Composition(arranging, chosen)
+            return simulate_piece(context, composition, launch_s=stack.host_s, hosts=stack).duration_s
 
         mine: dict[tuple[str, str], Chosen] = {}
         best = seconds(mine)
@@ -85,6 +86,17 @@ def worthwhile(
             open_.remove(timed[1])
         kept |= mine
     return kept
+
+
+def pruned(inputs: StepInputs) -> StepInputs:
+    """The step without fused kernels that make it longer, whatever they gain within a layer."""
+    seconds = simulate_step(inputs, ranges=False).step_time_s
+    for where in tuple(inputs.composition.pairs):
+        fewer = {key: chosen for key, chosen in inputs.composition.pairs.items() if key != where}
+        other = replace(inputs, composition=replace(inputs.composition, pairs=fewer))
+        if (shorter_s := simulate_step(other, ranges=False).step_time_s) < seconds:
+            inputs, seconds = other, shorter_s
+    return inputs
 
 
 def _parts(graphs: list[OperatorGraph], where: tuple[str, str], strategy: Strategy) -> Iterator[OperatorGraph]:

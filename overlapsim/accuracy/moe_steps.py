@@ -58,6 +58,18 @@ class Point:
     bubble_s: float
 
 
+@dataclass(frozen=True)
+class Run:
+    """One step at the middle of all prices, and with each cost family at its ends."""
+
+    inputs: StepInputs
+    points: Mapping[Shift, Point]
+
+    def __getitem__(self, shift: Shift) -> Point:
+        """The step at given ends."""
+        return self.points[shift]
+
+
 def points(inputs: StepInputs, *, ranges: bool = True) -> dict[Shift, Point]:
     """The step at the middle of all prices, and with each cost family at its ends."""
     prices, schedule = step_prices(inputs), step_schedule(inputs)
@@ -97,19 +109,18 @@ class Steps:
     """
 
     ranges: bool = True
-    _points: dict[tuple[object, ...], dict[Shift, Point]] = field(default_factory=dict)
-    _inputs: dict[tuple[object, ...], StepInputs] = field(default_factory=dict)
+    _runs: dict[tuple[object, ...], Run] = field(default_factory=dict)
 
     def run(
         self, system: str, model: str, gpus: int, batch: int, *, gpu: str = "h800", layers: int | None = None
-    ) -> dict[Shift, Point]:
-        """Points of one step of `moe_systems.step_inputs`; models of which `layers` are given are as printed."""
+    ) -> Run:
+        """One step of `moe_systems.step_inputs`; models of which `layers` are given are as printed."""
         key = (system, model, gpus, batch, gpu, layers)
-        if key not in self._points:
+        if key not in self._runs:
             printed = layers is not None
-            self._inputs[key] = step_inputs(system, model, gpus, batch, gpu=gpu, layers=layers, as_printed=printed)
-            self._points[key] = points(self._inputs[key], ranges=self.ranges)
-        return self._points[key]
+            inputs = step_inputs(system, model, gpus, batch, gpu=gpu, layers=layers, as_printed=printed)
+            self._runs[key] = Run(inputs, points(inputs, ranges=self.ranges))
+        return self._runs[key]
 
     def predict(self, row: MoeRow) -> Predicted:
         """What the model makes of a row of `GROUPS`.
@@ -121,27 +132,27 @@ class Steps:
         """
         return GROUPS[row.group](self, row)
 
-    def _of(self, run: Mapping[Shift, Point], row: MoeRow, gpus: int, batch: int, model: str, gpu: str) -> Predicted:
-        """Time, throughput or utilization of one run."""
-        inputs = next(value for key, value in self._inputs.items() if self._points[key] is run)
+    def of(self, run: Run, metric: str) -> Predicted:
+        """Time, throughput or utilization of one run, or a part of its time."""
+        inputs, batch = run.inputs, run.inputs.job.global_batch or 1
         flop, peak = step_flop_per_token(inputs.model, SEQUENCE), inputs.cluster.device.peak(inputs.model.dtype)
 
         def value(shift: Shift) -> float:
             point = run[shift]
             rate = tokens_per_s(point.iteration_s, batch, SEQUENCE)
-            match row.metric:
+            match metric:
                 case "iteration":
                     return point.iteration_s
                 case "throughput":
                     return rate
                 case "mfu":
-                    return utilization(flop, rate, gpus, peak)
+                    return utilization(flop, rate, inputs.layout.world_size, peak)
                 case _:
-                    return float(getattr(point, f"{row.metric}_s"))
+                    return float(getattr(point, f"{metric}_s"))
 
         return Predicted.of(value, ranges=self.ranges)
 
-    def ratio(self, over: Mapping[Shift, Point], under: Mapping[Shift, Point]) -> Predicted:
+    def ratio(self, over: Run, under: Run) -> Predicted:
         """Iteration time of one run over that of another, both at the same prices."""
         return Predicted.of(lambda shift: over[shift].iteration_s / under[shift].iteration_s, ranges=self.ranges)
 
@@ -160,7 +171,7 @@ def _scaling(steps: Steps, row: MoeRow) -> Predicted:
         return steps.ratio(steps.run("megatron-lm", "M1", gpus, batch), run)
     if row.metric == "scaling":
         return steps.ratio(steps.run(row.keys["system"], "M1", int(SCALED_FROM), batch), run)
-    return steps._of(run, row, gpus, batch, "M1", "h800")
+    return steps.of(run, row.metric)
 
 
 def _ablation(steps: Steps, row: MoeRow) -> Predicted:
@@ -175,7 +186,7 @@ def _parts(steps: Steps, row: MoeRow) -> Predicted:
     run = steps.run(row.keys["system"], "M2", PARTS_GPUS, PARTS_BATCH, gpu=row.keys["gpu"])
     if row.metric == "speedup":
         return steps.ratio(steps.run("megatron-lm", "M2", PARTS_GPUS, PARTS_BATCH, gpu=row.keys["gpu"]), run)
-    return steps._of(run, row, PARTS_GPUS, PARTS_BATCH, "M2", row.keys["gpu"])
+    return steps.of(run, row.metric)
 
 
 @lru_cache

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final, Literal
 
-from overlapsim.accuracy.moe_fused import fused_pairs, worthwhile
+from overlapsim.accuracy.moe_fused import fused_pairs, pruned, worthwhile
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.plan import Finding
 from overlapsim.step.capacity import memory_shortfall
@@ -183,8 +183,10 @@ def step_inputs(
         sustained_clock=CLOCKS[gpu],
     )
     arranging = (Chosen(load_strategy("operator_order"), {"beam": 16, "sms": 0}),) if chosen.inter else ()
-    pairs = worthwhile(inputs, fused_pairs(inputs), arranging) if chosen.intra else {}
-    return replace(inputs, composition=Composition(arranging, pairs))
+    if not chosen.intra:
+        return replace(inputs, composition=Composition(arranging))
+    pairs = worthwhile(inputs, fused_pairs(inputs), arranging)
+    return pruned(replace(inputs, composition=Composition(arranging, pairs)))
 
 
 @lru_cache

@@ -95,7 +95,7 @@ TRAFFIC: Final[dict[tuple[str, str], Traffic]] = {
     ("routing_index", "fwd"): Traffic(0.0, fixed_bytes=256.0, flop=32.0, kernels=32),
     # The same in MegaScale-MoE, which drops copies beyond a device's capacity; its code is not public: as many
     # kernels as give 'other' of one published row (SOURCES.md, MSMOE-GATING).
-    ("routing_drop", "fwd"): Traffic(0.0, fixed_bytes=504.0, flop=63.0, kernels=63),
+    ("routing_drop", "fwd"): Traffic(0.0, fixed_bytes=544.0, flop=68.0, kernels=68),
     # Permutation by gather and scatter_add of the framework, twice (to this rank's experts, then by expert); grid: this
     # rank's routed copies x hidden. fwd: two gathers; bwd: zeros and adds of both; weighting is a kernel, as is the sum
     # over one copy. An add reads the copy and reads and writes its place.

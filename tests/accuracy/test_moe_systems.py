@@ -83,5 +83,6 @@ def test_fused_kernels_stay_only_where_they_pay() -> None:
     assert set(pairs) == set(PAIRS)
     kept = worthwhile(inputs, pairs, inputs.composition.arranging)
     assert kept and set(kept) < set(PAIRS)
-    assert step_inputs("megascale-moe", "M2", 32, 64).composition.pairs.keys() == kept.keys()
+    # A whole step may still be better without one of them.
+    assert step_inputs("megascale-moe", "M2", 32, 64).composition.pairs.keys() <= kept.keys()
     assert not SYSTEMS["inter"].intra
