@@ -11,6 +11,8 @@ PS_PER_S = 10**12
 MAX_UNIT_PS = 2**46
 """Longest time of one unit, launch or lag in picoseconds (about 70 s; engine contract, section 3.6)."""
 
+_MOST_DIGITS = 18
+
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 _TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "ps": 1e-12}
@@ -160,6 +162,18 @@ def _parse_decimal(text: str | float, base: str, expected: str) -> float:
     if unit and (prefix == unit or prefix not in _DECIMAL):
         raise UsageError(f"{text!r} has unit {unit!r}; expected {expected}")
     return value * _DECIMAL[prefix]
+
+
+def whole_number(text: str) -> int | None:
+    """Whole number from 0 that a text is; None for anything else, and for more digits than any size here has.
+
+    Examples
+    --------
+    >>> whole_number(" 24 "), whole_number("-1"), whole_number("9" * 5000)
+    (24, None, None)
+    """
+    text = text.strip()
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def dtype_bytes(dtype: str) -> int:

@@ -15,7 +15,7 @@ def perturbation(text: str) -> Perturbation:
     Raises
     ------
     UsageError
-        If the text is no perturbation, or the file cannot be read.
+        If the text is no perturbation, or the file cannot be read (exit code 3 where it holds no counts).
     """
     parts = text.split(",")
     for number, part in enumerate(parts):
@@ -23,7 +23,10 @@ def perturbation(text: str) -> Perturbation:
         if key == "routing" and value.lower().endswith((".csv", ".json")):
             try:
                 counts = read_counts(Path(value).read_text(encoding="utf-8"))
-            except (OSError, UnicodeDecodeError) as problem:
-                raise UsageError(f"routing is {value!r}, which cannot be read ({problem})") from problem
+            except OSError as problem:
+                message = f"routing is {value!r}, which cannot be read ({problem.strerror}); check the path"
+                raise UsageError(message) from problem
+            except (UnicodeDecodeError, UsageError) as problem:
+                raise UsageError(f"routing file {value!r}: {problem}", exit_code=3) from problem
             parts[number] = f"routing={counts}"
     return Perturbation.parse(",".join(parts))

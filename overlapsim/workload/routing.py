@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import csv
 import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from overlapsim.errors import UsageError
+from overlapsim.units import whole_number
 
 FloatArray = npt.NDArray[np.float64]
 Unit = Literal["expert", "device"]
@@ -54,8 +56,8 @@ class Routing:
             raise UsageError(f"zipf exponent is {self.exponent}; expected a number from 0 to {MOST_EXPONENT:g}")
         if self.kind == "counts" and not (self.counts and min(self.counts) >= 0 and 0 < sum(self.counts) < math.inf):
             raise UsageError(
-                f"{len(self.counts)} recorded counts, the least {min(self.counts, default=0):g}; expected tokens of "
-                "each expert, from 0, not all 0"
+                f"{len(self.counts)} recorded counts from {min(self.counts, default=0):g} to "
+                f"{max(self.counts, default=0):g}; expected finite tokens of each expert, from 0, not all 0"
             )
 
     @classmethod
@@ -77,7 +79,10 @@ class Routing:
                 return cls("counts", counts=tuple(float(part) for part in rest.split(":")))
         except ValueError:
             pass
-        raise UsageError(f"routing is {text!r}; expected uniform, zipf:EXPONENT such as zipf:0.8, or counts:N:N:..")
+        raise UsageError(
+            f"routing is {text!r}; expected uniform, zipf:EXPONENT such as zipf:0.8, "
+            "counts:N:N:.., or on the command line a .csv or .json file of counts"
+        )
 
     def __str__(self) -> str:
         """Text that `parse` reads."""
@@ -155,29 +160,46 @@ UNIFORM: Final = Routing()
 def read_counts(text: str) -> Routing:
     r"""Recorded counts from the text of a file: a JSON list, or CSV whose last column is the tokens of each expert.
 
+    Where the first of several columns is headed ``expert``, it numbers the experts, which may stand in any order.
+
     Raises
     ------
     UsageError
-        If there are no such numbers.
+        If there are no such numbers, or an expert is missing or there twice.
 
     Examples
     --------
-    >>> str(read_counts("expert,tokens\n0,12\n1,4\n")), str(read_counts("[12, 4]"))
+    >>> str(read_counts("expert,tokens\n1,4\n0,12\n")), str(read_counts("[12, 4]"))
     ('counts:12:4', 'counts:12:4')
     """
-    text = text.strip()
+    text = text.removeprefix("\ufeff").strip()
     try:
-        if text.startswith("["):
-            return Routing("counts", counts=tuple(float(entry) for entry in json.loads(text)))
-        cells = [line.rpartition(",")[2].strip() for line in text.splitlines() if line.strip()]
-        if cells and not cells[0].replace(".", "", 1).isdigit():
-            del cells[0]
-        return Routing("counts", counts=tuple(map(float, cells)))
-    except (TypeError, ValueError) as problem:
+        if text.startswith(("[", "{")):
+            return Routing("counts", counts=tuple(msgspec.json.decode(text, type=list[float])))
+        rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines()) if row]
+        head = rows.pop(0) if rows and not _is_number(rows[0][-1]) else []
+        counts = [float(row[-1]) for row in rows]
+        if len(head) > 1 and head[0].lower() == "expert":
+            numbers = [whole_number(row[0]) for row in rows]
+            if sorted(-1 if number is None else number for number in numbers) != list(range(len(rows))):
+                raise ValueError(f"its experts are not numbered 0 to {len(rows) - 1}, each once")
+            counts = [count for _, count in sorted(zip(numbers, counts, strict=True))]
+        if not counts:
+            raise ValueError("it has no numbers")
+        return Routing("counts", counts=tuple(counts))
+    except (TypeError, ValueError, RecursionError, csv.Error, msgspec.MsgspecError) as problem:
         raise UsageError(
             f"recorded counts cannot be read ({problem}); expected a JSON list, or CSV with tokens of each expert in "
             "its last column"
         ) from problem
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _filled(shares: FloatArray, most: float) -> FloatArray:

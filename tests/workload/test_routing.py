@@ -104,3 +104,28 @@ def test_refusals(text: str) -> None:
 def test_counts_of_another_model() -> None:
     with pytest.raises(UsageError, match="2 recorded counts and 4 experts"):
         Routing("counts", counts=(1.0, 2.0)).shares(4, 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeff5\n1\n",  # a byte order mark is no header
+        "tokens\r\n5\r\n1\r\n",
+        "5e0\n1\n",
+        '"expert","tokens"\n"1","1"\n"0","5"\n',  # experts are numbered: any order
+        "\ufeff[5, 1]",
+    ],
+)
+def test_recorded_counts_as_tools_write_them(text: str) -> None:
+    assert read_counts(text).counts == (5.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "tokens\n", "-5\n1\n1\n", "expert,tokens\n0,1\n0,2\n", "expert,tokens\n1,1\n2,2\n", "[true, 1]", "[" * 100_000,
+     "[1" + "0" * 5000 + "]", '{"a": 1}', "[1, Infinity]", "0\n0\n", "1\nnan\n", "0;1\n1;2\n"],
+    ids=range(13),
+)  # fmt: skip
+def test_files_without_counts_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="counts"):
+        read_counts(text)
