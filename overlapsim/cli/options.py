@@ -9,7 +9,7 @@ from typing import Final
 
 from overlapsim.errors import UsageError
 from overlapsim.report.files import check_writable
-from overlapsim.units import parse_bytes, parse_time_s
+from overlapsim.units import parse_bytes, parse_time_s, whole_number
 
 
 def tile(text: str) -> tuple[int, ...]:
@@ -21,7 +21,7 @@ def tile(text: str) -> tuple[int, ...]:
         If the text is not a tile.
     """
     parts = text.lower().split("x")
-    if len(parts) not in (2, 3) or not all(part.isdecimal() and 1 <= int(part) <= 4096 for part in parts):
+    if len(parts) not in (2, 3) or not all(1 <= (whole_number(part) or 0) <= 4096 for part in parts):
         raise UsageError(f"tile is {text!r}; expected BMxBN or BMxBNxBK with sizes of 1 to 4096")
     return tuple(int(part) for part in parts)
 
@@ -43,7 +43,7 @@ def dimensions(text: str) -> tuple[int, ...]:
     """
     expected = "expected FROM:TO such as 256:65536, or a list such as 512,1024"
     parts = text.split(":" if ":" in text else ",")
-    if not all(part.strip().isdecimal() and int(part) >= 1 for part in parts) or (":" in text and len(parts) != 2):
+    if not all(whole_number(part) for part in parts) or (":" in text and len(parts) != 2):
         raise UsageError(f"sizes are {text!r}; {expected}, each at least 1")
     sizes = [int(part) for part in parts]
     if ":" not in text:
@@ -64,7 +64,7 @@ def rank_rows(text: str) -> tuple[int, ...]:
         If an entry is not a whole number of at least 1.
     """
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
+    if not all(whole_number(part) for part in parts):
         raise UsageError(f"rank rows are {text!r}; expected whole numbers of at least 1 such as 11264,8192")
     return tuple(int(part) for part in parts)
 

@@ -27,7 +27,7 @@ from overlapsim.step.pieces import layer_gemms
 from overlapsim.step.queues import with_queues
 from overlapsim.step.simulate import simulate_step, step_memory, step_schedule
 from overlapsim.strategy.overlaps import composition
-from overlapsim.units import DTYPE_BYTES
+from overlapsim.units import DTYPE_BYTES, whole_number
 from overlapsim.workload.dispatchers import DISPATCHERS
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.layout_rules import Job
@@ -176,6 +176,7 @@ def _counts(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
+    counts = [count for part in parts if (count := whole_number(part)) is not None]
+    if len(counts) < len(parts):
         raise UsageError(f"--stage-layers is {text!r}; expected whole numbers such as 7,8,8,7")
-    return tuple(map(int, parts))
+    return tuple(counts)

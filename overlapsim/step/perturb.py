@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from overlapsim.errors import UsageError
+from overlapsim.units import whole_number
 from overlapsim.workload.routing import UNIFORM, Routing
 
 PLACED: Final = ("slow", "nic", "nvlink")
@@ -181,9 +182,9 @@ def _degraded(key: str, value: str) -> Degraded:
     share, at, place = value.partition("@")
     if not at:
         return Degraded(_number(key, share))
-    if not (place.strip().isascii() and place.strip().isdigit()):
+    if (number := whole_number(place)) is None:
         raise UsageError(f"{key} is at {place!r}; expected the number of a rank (a node for nic)")
-    return Degraded(_number(key, share), int(place))
+    return Degraded(_number(key, share), number)
 
 
 def _number(key: str, value: str) -> float:

@@ -31,7 +31,7 @@ from overlapsim.sweep.keys import (
     text_key,
     whole_key,
 )
-from overlapsim.units import DTYPE_BYTES, parse_bytes
+from overlapsim.units import DTYPE_BYTES, parse_bytes, whole_number
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.layout_rules import Job
 from overlapsim.workload.model import ModelSpec
@@ -55,9 +55,10 @@ def _recipe(given: Mapping[str, Any]) -> Recipe:
 
 def _counts(text: str) -> tuple[int, ...] | None:
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not all(part.isdecimal() for part in parts):
+    counts = [count for part in parts if (count := whole_number(part)) is not None]
+    if len(counts) < len(parts):
         raise UsageError(f"stage_layers is {text!r}; expected whole numbers such as 7,8,8,7")
-    return tuple(map(int, parts)) or None
+    return tuple(counts) or None
 
 
 MACHINE_KEYS: Final = (

@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Final, Literal, get_args
 
 from overlapsim.errors import WorkloadError
-from overlapsim.workload.model import MoE, check_choice, check_flags, check_size
+from overlapsim.units import whole_number
+from overlapsim.workload.model import MoE, check_choice, check_flags, check_size, shown
 from overlapsim.workload.routes import DEFAULT_SMS, Route, RouteMethod
 from overlapsim.workload.routing import Unit
 
@@ -53,7 +54,8 @@ class DispatchOptions:
     def __post_init__(self) -> None:
         check_size("node_limit", self.node_limit, low=0)
         check_size("sms", self.sms, low=0)
-        check_choice("dtype", self.dtype, ("", "fp8"))
+        if self.dtype not in ("", "fp8"):
+            raise WorkloadError(f"dtype is {shown(self.dtype)}; expected fp8, or none for the model's type")
         check_choice("capacity", self.capacity, get_args(Unit))
         check_flags(self, "balanced")
 
@@ -80,7 +82,7 @@ def parse_dispatch(text: str) -> tuple[Dispatcher, DispatchOptions]:
         if not equals or key not in keys or key in values:
             raise WorkloadError(f"{pair!r} in dispatch {text!r}; expected key=value, each of {', '.join(keys)} once")
         if key in ("node_limit", "sms"):
-            values[key] = int(value) if value.isdecimal() else value
+            values[key] = value if (number := whole_number(value)) is None else number
         else:
             values[key] = {"true": True, "false": False}.get(value, value) if key == "balanced" else value
     return name, DispatchOptions(**values)  # type: ignore[return-value, arg-type]
