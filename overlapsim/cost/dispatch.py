@@ -24,8 +24,9 @@ from overlapsim.cost.fabric import FabricModel
 from overlapsim.cost.fitted import fabric_model
 from overlapsim.cost.group_collective import GroupPlace
 from overlapsim.cost.sm_feed import MOST, sm_bytes_per_s
-from overlapsim.errors import UsageError
-from overlapsim.hardware.profile import Cluster, Source
+from overlapsim.errors import LayoutError
+from overlapsim.hardware.mesh import neighbours
+from overlapsim.hardware.profile import Cluster, NodeSpec, Source
 from overlapsim.hardware.topology import links
 from overlapsim.plan import Finding
 from overlapsim.workload.routes import Route
@@ -82,22 +83,29 @@ class DispatchModel:
 
     Raises
     ------
-    UsageError
-        If GPUs of a node cannot reach each other's memory, or the ranks leave nodes without NICs.
+    LayoutError
+        If kernels cannot reach all peers of a node over NVLink, the ranks leave nodes without NICs, or a GPU has fewer
+        SMs than the kernels hold.
     """
 
     kind: Final = "all_to_all"
 
     def __init__(self, cluster: Cluster, route: Route, place: GroupPlace) -> None:
         node = cluster.node
-        if not node.p2p or (place.nodes > 1 and not node.num_nics):
-            raise UsageError(
+        inside_ranks = max(1, round(place.ranks / place.nodes))
+        if (place.nodes > 1 and not node.num_nics) or not _reaches(node, route, inside_ranks):
+            raise LayoutError(
                 f"dispatch {route.method} over {place.ranks} ranks of {cluster.name}: its kernels write into peers' "
                 "memory, over NVLink and by RDMA; expected a machine with both, or dispatcher all_to_all"
             )
+        if route.sms > cluster.device.num_sms:
+            raise LayoutError(
+                f"dispatch {route.method} on {route.sms} SMs and {cluster.device.name} has {cluster.device.num_sms}; "
+                "expected fewer, such as its own number (sms=0)"
+            )
         self.cluster, self.route, self.place = cluster, route, place
         self.carried = carried(route, place.ranks, place.nodes)
-        self._inside_ranks = max(1, round(place.ranks / place.nodes))
+        self._inside_ranks = inside_ranks
         nics = place.nic_bytes_per_s * place.nic_load or node.num_nics * node.nic_bandwidth_bytes_per_s * min(
             1.0, self._inside_ranks / node.num_devices
         )
@@ -221,3 +229,10 @@ class DispatchModel:
     def _feed(self) -> float:
         """Bytes/s of one SM: plain loads and stores, or the bulk copies of later kernels."""
         return sm_bytes_per_s(self.cluster.device).typical if self.route.method == "deepep" else MOST
+
+
+def _reaches(node: NodeSpec, route: Route, ranks: int) -> bool:
+    """Whether `ranks` GPUs side by side can run the route: the library takes any way, kernels NVLink to each peer."""
+    if route.method == "hierarchical" or ranks == 1 or node.scale_up == "nvswitch":
+        return True
+    return all(set(range(ranks)) <= {local, *neighbours(node, local)} for local in range(ranks))

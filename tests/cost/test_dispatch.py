@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from overlapsim.cost.dispatch import NIC_SHARE, NVLINK_SHARE, DispatchModel, carried
 from overlapsim.cost.group_collective import GroupModel, GroupPlace
 from overlapsim.cost.prices import PriceBook
-from overlapsim.errors import UsageError
+from overlapsim.errors import LayoutError
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.workload.operators import CollectiveOp
 from overlapsim.workload.routes import DEFAULT_SMS, Route
@@ -115,5 +115,13 @@ def test_price_book_knows_routes() -> None:
 
 
 def test_machines_that_cannot() -> None:
-    with pytest.raises(UsageError, match="write into peers' memory"):
+    with pytest.raises(LayoutError, match="write into peers' memory"):
         DispatchModel(load_cluster("rtx4090-pcie8"), Route("deepep", 2, 8), GroupPlace(8))
+    # Bridges join pairs of PCIe cards: two GPUs can, a node cannot. The library's exchanges need no NVLink.
+    bridges, pcie, deepep = load_cluster("a100-pcie8"), load_cluster("rtx4090-pcie8"), Route("deepep", 2, 8, sms=24)
+    with pytest.raises(LayoutError, match="over NVLink"):
+        DispatchModel(bridges, deepep, GroupPlace(8))
+    assert float(DispatchModel(bridges, deepep, GroupPlace(2)).seconds(MIB)) > 0
+    assert float(DispatchModel(pcie, Route("hierarchical", 2, 8), GroupPlace(8)).seconds(MIB)) > 0
+    with pytest.raises(LayoutError, match="on 133 SMs"):
+        DispatchModel(H800, Route("deepep", 2, 8, sms=133), GroupPlace(8))
