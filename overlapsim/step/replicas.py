@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from overlapsim.cost.group_collective import GroupPlace
 from overlapsim.cost.prices import PriceBook
 from overlapsim.plan import Finding
 from overlapsim.step.inputs import StepInputs
+from overlapsim.workload.layout import Layout
 from overlapsim.workload.rank_map import GroupKind, RankMap
 
 MOST_PIPELINES: Final = 16
@@ -69,11 +71,18 @@ def coupled_ranks(inputs: StepInputs, rank: int = 0) -> tuple[int, ...]:
 
     Where experts are dealt over data-parallel ranks, the pipelines of these ranks are one.
     """
-    ranks = RankMap(inputs.layout, inputs.rank_order)
+    return _coupled(inputs.layout, inputs.rank_order, rank)
+
+
+@lru_cache(maxsize=1024)
+def _coupled(layout: Layout, order: tuple[str, ...], rank: int) -> tuple[int, ...]:
+    ranks = RankMap(layout, order)
+    kinds = [kind for kind in COUPLED if ranks.size(kind) > 1]
     found, new = {rank}, [rank]
     while new:
-        new = [other for one in new for kind in COUPLED for other in ranks.group(kind, one)]
-        new = [other for other in dict.fromkeys(new) if other not in found]
+        # Ranks of one group find the same others: each group is spelled out once.
+        groups = {(kind, ranks.base(kind, one)) for one in new for kind in kinds}
+        new = list({other for kind, base in groups for other in ranks.group(kind, base)} - found)
         found.update(new)
     return tuple(sorted(found))
 

@@ -179,6 +179,9 @@ def test_ranks_that_wait_for_each_other() -> None:
     assert coupled_ranks(step(GPT, "tp=2,cp=2,dp=4"), 5) == (4, 5, 6, 7)
     # Experts over data-parallel ranks tie their pipelines together.
     assert coupled_ranks(step(MOE, "ep=8,pp=2,dp=8")) == tuple(range(8))
+    # Groups of experts reach over those of tensors: ranks that share either are one, from whichever it starts.
+    crossed = step(MOE, "tp=2,ep=4,etp=1,dp=4")
+    assert {coupled_ranks(crossed, rank) for rank in range(8)} == {(0, 1, 2, 3), (4, 5, 6, 7)}
     assert num_pipelines(step(MOE, "ep=8,pp=2,dp=8")) == 1
     assert num_pipelines(step(GPT, "tp=2,pp=2,dp=4")) == 4
 
