@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from overlapsim.plan import Finding
 from overlapsim.step.inputs import StepInputs
 from overlapsim.workload.build_dispatch import fullest_share
 from overlapsim.workload.build_part import Tokens
-from overlapsim.workload.dispatchers import route_of
+from overlapsim.workload.dispatchers import DispatchOptions, route_of
 from overlapsim.workload.model import MoE
+from overlapsim.workload.recipe import Recipe
+from overlapsim.workload.routes import DEFAULT_SMS
+
+if TYPE_CHECKING:
+    from overlapsim.step.serving import ForwardInputs
 
 
 def expert_load(inputs: StepInputs) -> float:
@@ -26,7 +32,7 @@ def expert_load(inputs: StepInputs) -> float:
         for layer in inputs.model.kinds
         if isinstance(layer.mlp, MoE)
     ]
-    return max(1.0, *shares)
+    return max((1.0, *shares))
 
 
 def routing_findings(inputs: StepInputs) -> Iterator[Finding]:
@@ -42,6 +48,7 @@ def routing_findings(inputs: StepInputs) -> Iterator[Finding]:
             if perturbation.routing.even:
                 asked = f"imbalance={perturbation.imbalance:g}"
             yield Finding("imbalance_not_applied", f"{asked} of experts: {inputs.model.name} has none")
+        yield from dispatch_findings(inputs)
         return
     if perturbation.routing.even:
         yield Finding("routing_assumed", "every expert gets the same number of tokens; the fullest rank sets the pace")
@@ -53,20 +60,35 @@ def routing_findings(inputs: StepInputs) -> Iterator[Finding]:
             f"ranks has {expert_load(inputs):.3g} times the even share, sets the pace of every layer and holds as much "
             "of the activations of experts; that all layers are as uneven is assumed",
         )
-    for message in _idle_options(inputs):
-        yield Finding("dispatch_option_not_applied", message)
+    yield from dispatch_findings(inputs)
     if inputs.recipe.dispatch.dtype and inputs.layout.ep * inputs.layout.etp > 1:
         message = f"tokens go to their experts in {inputs.recipe.dispatch.dtype}: this changes results; check the loss"
         yield Finding("accuracy_affecting", message)
 
 
-def _idle_options(inputs: StepInputs) -> Iterator[str]:
-    """What was said of a dispatcher, or of capacity, and changes nothing in this step."""
-    recipe, options = inputs.recipe, inputs.recipe.dispatch
+def dispatch_findings(inputs: StepInputs | ForwardInputs) -> Iterator[Finding]:
+    """What was said of a dispatcher, or of capacity, and changes nothing here: ``dispatch_option_not_applied``."""
+    for message in _idle_options(inputs):
+        yield Finding("dispatch_option_not_applied", message)
+
+
+def _idle_options(inputs: StepInputs | ForwardInputs) -> Iterator[str]:
+    recipe, options, layout = inputs.recipe, inputs.recipe.dispatch, inputs.layout
+    routing = inputs.perturbation.routing if isinstance(inputs, StepInputs) else inputs.routing
     kinds = [layer.mlp for layer in inputs.model.kinds if isinstance(layer.mlp, MoE)]
-    if (options.node_limit or options.sms) and route_of(recipe.dispatcher, options, kinds[0]) is None:
+    exchanged = layout.ep > 1 or (recipe.dispatcher == "all_gather" and layout.etp > 1)
+    if not kinds or not exchanged:
+        if (recipe.dispatcher, options) != (Recipe().dispatcher, DispatchOptions()):
+            why = "ep is 1: tokens stay where they are" if kinds else f"{inputs.model.name} has no experts"
+            yield f"dispatch {recipe.dispatcher}: {why}"
+        return
+    route = route_of(recipe.dispatcher, options, kinds[0])
+    if (options.node_limit or options.sms) and route is None:
         yield f"node_limit and sms of dispatch {recipe.dispatcher}: the library moves every copy by its own channels"
-    if options.balanced and inputs.perturbation.routing.even:
+    elif options.sms and route is not None and not DEFAULT_SMS[route.method]:
+        by = "the library's own channels move it" if route.method == "hierarchical" else "its flights hold none"
+        yield f"sms of dispatch {recipe.dispatcher}: {by}"
+    if options.balanced and routing.even:
         yield "balanced dispatch: routing is even; --perturb routing=.. says how experts of a GPU differ"
     if options.capacity == "device" and all(moe.capacity_factor is None for moe in kinds):
         yield f"capacity of a device: {inputs.model.name} has no capacity factor and drops nothing"

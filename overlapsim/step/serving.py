@@ -18,6 +18,7 @@ from overlapsim.step.blocks import Piece, simulate_piece
 from overlapsim.step.categories import KINDS
 from overlapsim.step.machine import machine_prices
 from overlapsim.step.piece_setting import setting_of
+from overlapsim.step.routed import dispatch_findings
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.chains import is_gemm
 from overlapsim.strategy.compatibility import check_compatible
@@ -304,6 +305,7 @@ def _of_experts(inputs: ForwardInputs, prices: PriceBook) -> Iterator[Finding]:
     for layer in inputs.model.kinds:
         for op in inputs.graphs.layer(layer).of_type(CollectiveOp):
             yield from prices.route_findings(op)
+    yield from dispatch_findings(inputs)
     experts = any(isinstance(layer.mlp, MoE) for layer in inputs.model.kinds)
     if experts and inputs.recipe.dispatch.dtype and inputs.layout.ep > 1:
         message = f"tokens go to their experts in {inputs.recipe.dispatch.dtype}: this changes results"

@@ -182,3 +182,18 @@ def test_imbalance_and_routing_exclude_each_other() -> None:
         Perturbation.parse("routing=zipf:1,routing=zipf:2")
     text = "jitter=0.05,routing=zipf:0.75,seed=3"
     assert str(Perturbation.parse(text)) == text
+
+
+def test_what_changes_nothing_without_experts_is_said() -> None:
+    dense = gpt(num_layers=2, hidden=1024, num_heads=16, vocabulary=51200, max_positions=2048)
+    inputs = replace(step("routing=zipf:1", dispatch="deepep"), model=dense, layout=Layout(dp=8))
+    assert expert_load(inputs) == 1
+    codes = {finding.code for finding in simulate_step(inputs, ranges=False).findings}
+    assert {"imbalance_not_applied", "dispatch_option_not_applied"} <= codes
+
+
+@pytest.mark.parametrize("dispatch", ["hierarchical:sms=4", "deepep_low_latency:sms=4", "all_to_all:sms=4"])
+def test_sms_that_no_kernel_holds_are_said(dispatch: str) -> None:
+    assert "dispatch_option_not_applied" in [finding.code for finding in routing_findings(step(dispatch=dispatch))]
+    plain = step(dispatch=dispatch.partition(":")[0])
+    assert "dispatch_option_not_applied" not in [finding.code for finding in routing_findings(plain)]
