@@ -31,7 +31,7 @@ PHASES: Final = (TRAIN, "prefill", "decode", "mixed")
 ONLY_SERVING: Final = ("batch", "past", "context", "decodes", "kv_dtype")
 ONLY_TRAINING: Final = (
     *("global_batch", "micro_batch", "schedule", "virtual", "stage_layers", "recompute", "dp_overlap", "bucket_size"),
-    *("p2p", "rings", "queues", "no_reshard", "ignore_memory", "trace"),
+    *("p2p", "rings", "queues", "no_reshard", "ignore_memory", "trace", "fp8", "compress", "dp_sync"),
 )
 NEEDED: Final = {
     TRAIN: ("global_batch", "seq"),

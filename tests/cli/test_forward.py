@@ -95,3 +95,10 @@ def test_an_unknown_operator_is_refused(capsys) -> None:
     code, _, err = run(capsys, f"{text} mlp.fc9=chunked:chunks=2")
     assert (code, "operator 'mlp.fc9' is unknown: did you mean 'mlp.fc2'?" in err) == (2, True)
     assert run(capsys, f"{text} mlp.fc2=chunked:chunks=2")[0] == 0
+
+
+@pytest.mark.parametrize("option", ["--fp8", "--compress tp-fp8", "--dp-sync flat"])
+def test_options_of_training_are_not_passed_over(capsys, option: str) -> None:
+    code, out, err = run(capsys, f"{ON} --phase decode --context 512 {option}")
+    assert (code, out) == (2, "")
+    assert f"{option.split()[0]} with --phase decode" in err
