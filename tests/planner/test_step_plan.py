@@ -23,10 +23,13 @@ from overlapsim.planner.step_plan import (
     to_step_plan,
 )
 from overlapsim.step.inputs import StepInputs
-from overlapsim.step.simulate import simulate_step
+from overlapsim.step.pieces import graph_builder
+from overlapsim.step.simulate import simulate_step, step_prices
+from overlapsim.strategy.base import Context
 from overlapsim.strategy.compose import Chosen, Composition
 from overlapsim.strategy.registry import load_strategy
-from tests.step.steps import A100, GPT, MODELS, ask, steps
+from overlapsim.workload.operators import CollectiveOp
+from tests.step.steps import A100, GPT, MODELS, MOE, ask, steps
 
 ASKED = {"model", "cluster", "job", "recipe", "stack", "sustained_clock"}
 """Of `StepInputs`, what the plan's inputs hold or settings complete."""
@@ -158,3 +161,38 @@ def test_candidate_leaves_shared_findings_out() -> None:
     entry = ranked(ask(GPT, "tp=2,dp=4"), 1)
     assert candidate(entry, list(entry.findings)).findings == ()
     assert candidate(entry, []).findings == entry.findings
+
+
+def test_dispatchers_compression_and_orders_are_read_back_and_give_the_same_time() -> None:
+    """What refining adds: strategies of experts, an order searched in the engine, DeepEP, narrow gradients."""
+    inputs = ask(MOE, "ep=16,dp=16,zero=1", batch=64, micro=1, seq=2048, dp_overlap="both")
+    recipe = replace(inputs.recipe, dispatcher="deepep", compress=("grads-bf16",))
+    order = Chosen(load_strategy("operator_order"), {"beam": 16, "sms": 0, "search": "engine", "layers": 1})
+    inside = ask(MOE, "ep=8,dp=8", batch=64, micro=1, seq=2048)
+    fused = Chosen(load_strategy("fused_experts"), _first_parameters(inside, "fused_experts"))
+    for changed in (
+        replace(inputs, recipe=recipe, composition=Composition((order,))),
+        replace(inside, composition=Composition(pairs={("moe.fc2", "fwd"): fused})),
+    ):
+        entries = [ranked(changed, 1)]
+        request = PlanRequest(MOE, changed.cluster, 64, 2048, Axes())
+        answer = StepAnswer(request, Goal(), tuple(entries), None, {}, 1, 1, 1.0)
+        written = load_plan(dump_plan(to_step_plan(answer, asked(changed), {})))
+        assert isinstance(written, StepPlan)
+        replay = replay_step(written, MOE, changed.cluster)
+        assert replay.inputs.composition.arranging == changed.composition.arranging
+        assert replay.inputs.composition.pairs.keys() == changed.composition.pairs.keys()
+        assert replay.inputs.recipe == changed.recipe
+        assert simulate_step(replay.inputs, ranges=False).step_time_s == pytest.approx(replay.planned_s, rel=1e-12)
+
+
+def _first_parameters(inputs: StepInputs, name: str) -> dict[str, object]:
+    """The first parameters that a strategy has for the second GEMM of experts."""
+    strategy, prices = load_strategy(name), step_prices(inputs, MODELS)
+    graph = graph_builder(inputs).layer(inputs.model.layers[0], "forward")
+    gemm = next(i for i, op in enumerate(graph.operators) if op.name == "moe.fc2")
+    positions = strategy.piece(graph, gemm)
+    assert positions is not None
+    part = graph.part(positions)
+    context = Context(part, replace(prices, ranks=next(part.of_type(CollectiveOp)).ranks))
+    return next(strategy.parameters(context).points())
