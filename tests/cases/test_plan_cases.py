@@ -47,10 +47,12 @@ def test_f01_layouts_are_of_the_published_kind(f01: StepAnswer) -> None:
 
 
 def test_f01_the_published_recipe_is_near_and_not_ahead(f01: StepAnswer) -> None:
+    """Of what the library alone does: the recipe has no strategy, and the best plan gains from some."""
     layout = Layout.parse("tp=1,pp=2,vpp=12,ep=8,zero=1", 32)
     recipe = simulate_step(StepInputs(MODEL, H100, layout, Job(4096, 1, 512, 32), dp_overlap="both"), ranges=False)
-    best = f01.ranked[0].result.step_time_s
-    assert best <= recipe.step_time_s <= 1.15 * best
+    assert f01.serial is not None
+    best = f01.serial.result.step_time_s
+    assert f01.ranked[0].result.step_time_s < best <= recipe.step_time_s <= 1.15 * best
 
 
 def test_f01_two_or_three_are_to_be_tried_first(f01: StepAnswer) -> None:
