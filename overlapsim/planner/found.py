@@ -56,7 +56,7 @@ def best_of(
     for entry in _few(layouts, space, top) if refiner else ():
         assert refiner is not None
         seconds, inputs = refiner.refine(step(entry), entry.seconds)
-        if inputs.composition != entry.composition or inputs.recipe != step(entry).recipe:
+        if seconds < entry.seconds:
             found.append((seconds, entry.row, step_lower_bound_s(inputs), inputs))
     if found and refiner is not None:
         seconds, row, bound_s, inputs = min(found, key=lambda entry: entry[:2])

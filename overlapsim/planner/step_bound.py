@@ -57,6 +57,9 @@ def step_lower_bound_s(inputs: StepInputs) -> float:
     compute_s = 0.0
     wire_s: dict[str, float] = defaultdict(float)
     for op, times in step_operators(inputs):
+        if isinstance(op, CollectiveOp) and op.route is not None:
+            # A token that several experts of a node take crosses to it once: fewer bytes than the exchange has.
+            continue
         if isinstance(op, CollectiveOp):
             placed = ranks.group(op.group) if op.group in GROUP_KINDS else op.ranks
             wire_s[op.group] += times * wire_lower_bound_s(inputs.cluster, placed, op.kind, op.size_bytes)
