@@ -52,9 +52,10 @@ def show(name: str, as_json: bool) -> None:
             click.echo(f"{key:12} {'; '.join(value) or '-' if isinstance(value, list | tuple) else value}")
     for number, (name, word) in enumerate(info["parameters"].items()):
         click.echo(f"{'' if number else 'parameters':12} {name}: {word}")
-    if example := parameter_example(strategy.parameter_type):
-        where = "step" if strategy.scope == "graph" else "OPERATOR"
-        click.echo(f"{'example':12} simulate --overlap {where}={strategy.name}:{example}")
+    example = parameter_example(strategy.parameter_type)
+    where = "step" if strategy.scope == "graph" else "OPERATOR"
+    if example or strategy.scope == "graph":
+        click.echo(f"{'example':12} simulate --overlap {where}={':'.join(filter(None, (strategy.name, example)))}")
 
 
 def _entry(strategy: Strategy) -> dict[str, Any]:

@@ -277,8 +277,9 @@ class Strategy(ABC):
         except msgspec.ValidationError as error:
             takes = "; ".join(f"{name}: {word}" for name, word in parameter_words(self.parameter_type).items())
             example = parameter_example(self.parameter_type)
+            such_as = f"{self.name}:{example}" if example else self.name
             raise StrategyError(
-                f"parameters of {self.name} cannot be used: {error}; it takes {takes}; such as {self.name}:{example}"
+                f"parameters of {self.name} cannot be used: {error}; it takes {takes}; such as {such_as}"
             ) from None
 
     def piece(self, graph: OperatorGraph, gemm: int, taken: Collection[int] = ()) -> tuple[int, ...] | None:

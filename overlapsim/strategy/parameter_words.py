@@ -35,8 +35,8 @@ def parameter_words(parameter_type: type) -> dict[str, str]:
     """
     found = {}
     for name, (kind, default) in _kinds(parameter_type).items():
-        left_out = "" if default is MISSING else f" ({_typed(default)} if left out)"
-        found[name] = _word(kind) + left_out
+        left_out = "" if default is MISSING else f" ({_typed(default, tile=name == 'tile')} if left out)"
+        found[name] = _word(name, kind) + left_out
     return found
 
 
@@ -62,7 +62,7 @@ def parameter_example(parameter_type: type) -> str:
     'tile=128x256x64,comm_rows=1024'
     """
     needed = {name: kind for name, (kind, default) in _kinds(parameter_type).items() if default is MISSING}
-    return ",".join(f"{name}={_typed(_example(kind))}" for name, kind in needed.items())
+    return ",".join(f"{name}={_typed(_example(name, kind), tile=name == 'tile')}" for name, kind in needed.items())
 
 
 def _kinds(parameter_type: type) -> Mapping[str, tuple[Any, Any]]:
@@ -78,32 +78,32 @@ def _parts(kind: Any) -> tuple[Any, Meta]:
     return kind, Meta()
 
 
-def _word(kind: Any) -> str:
+def _word(name: str, kind: Any) -> str:
     plain, limits = _parts(kind)
     if typing.get_origin(plain) is Literal:
         return " or ".join(map(str, typing.get_args(plain)))
     if plain is bool:
         return "true or false"
-    if _is_tile(plain):
-        return "tile BMxBNxBK such as 128x256x64"
+    if sizes := _tile_sizes(name, plain):
+        return f"tile {'x'.join(('BM', 'BN', 'BK')[:sizes])} such as {_typed(EXAMPLE_TILE[:sizes], tile=True)}"
     if typing.get_origin(plain) is tuple:
         return "list such as [4,4]"
-    name = {int: "whole number", float: "number", str: "word"}.get(plain, str(plain))
+    what = {int: "whole number", float: "number", str: "word"}.get(plain, str(plain))
     if limits.ge is not None and limits.le is not None:
-        return f"{name} of {limits.ge:g} to {limits.le}"
+        return f"{what} of {limits.ge:g} to {limits.le}"
     if limits.ge is not None:
-        return f"{name} of at least {limits.ge:g}"
-    return f"{name} above {limits.gt:g}" if limits.gt is not None else name
+        return f"{what} of at least {limits.ge:g}"
+    return f"{what} above {limits.gt:g}" if limits.gt is not None else what
 
 
-def _example(kind: Any) -> Any:
+def _example(name: str, kind: Any) -> Any:
     plain, limits = _parts(kind)
     if typing.get_origin(plain) is Literal:
         return typing.get_args(plain)[0]
     if plain is bool:
         return True
-    if _is_tile(plain):
-        return EXAMPLE_TILE
+    if sizes := _tile_sizes(name, plain):
+        return EXAMPLE_TILE[:sizes]
     if typing.get_origin(plain) is tuple:
         return (EXAMPLE_WHOLE, EXAMPLE_WHOLE)
     if plain is int:
@@ -113,14 +113,16 @@ def _example(kind: Any) -> Any:
     return EXAMPLE_NUMBER if plain is float else "word"
 
 
-def _is_tile(plain: Any) -> bool:
-    return typing.get_origin(plain) is tuple and len(typing.get_args(plain)) == 3 and ... not in typing.get_args(plain)
+def _tile_sizes(name: str, plain: Any) -> int:
+    """Sizes of a tile, two or three; 0 for what is none."""
+    sizes = typing.get_args(plain) if typing.get_origin(plain) is tuple else ()
+    return len(sizes) if name == "tile" and len(sizes) in (2, 3) and ... not in sizes else 0
 
 
-def _typed(value: Any) -> str:
+def _typed(value: Any, *, tile: bool = False) -> str:
     """A value as it is typed."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
-        return "x".join(map(str, value)) if len(value) == 3 else f"[{','.join(map(str, value))}]"
+        return "x".join(map(str, value)) if tile else f"[{','.join(map(str, value))}]"
     return f"{value:g}" if isinstance(value, float) else str(value)
