@@ -118,6 +118,17 @@ class PriceState:
         return replace(self, no_latency=True)
 
     @cached_property
+    def nominal(self) -> Self:
+        """The same prices of healthy ranks and at no end of a spread: whether a strategy applies is asked of these.
+
+        A strategy was chosen once, for all ranks; it does not go away where one is slow, or at the end of a range.
+        """
+        groups = {name: replace(place, slower=1.0) for name, place in self.groups.items()}
+        if not self.factors and not self.ends and groups == self.groups:
+            return self
+        return replace(self, groups=groups, factors={}, ends={})
+
+    @cached_property
     def overlap(self) -> OverlapSpec:
         """What a GEMM and a collective cost each other on this machine."""
         if self.overlap_constants is not None:

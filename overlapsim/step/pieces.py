@@ -299,7 +299,7 @@ class StagePieces:
 
     def _composition(self, graph: OperatorGraph, without: Collection[Trait] = frozenset()) -> Composition:
         """What of the step's composition is for the operators of one graph, but for strategies of some traits."""
-        chosen, context = self.inputs.composition, Context(graph, self.prices)
+        chosen, context = self.inputs.composition, Context(graph, self.prices.nominal)
         gemms = {(op.name, op.pass_) for op in graph.operators if is_gemm(op)}
         pairs = {where: what for where, what in chosen.pairs.items() if where in gemms}
         arranging = []

@@ -250,7 +250,8 @@ def _simulate(
     context, chosen = Context(graph, prices), inputs.composition
     gemms = {(op.name, op.pass_) for op in graph.operators if is_gemm(op)}
     pairs = {where: what for where, what in chosen.pairs.items() if where in gemms}
-    arranging = tuple(entry for entry in chosen.arranging if entry.strategy.applies_to(context).applies)
+    asked = replace(context, prices=prices.nominal)
+    arranging = tuple(entry for entry in chosen.arranging if entry.strategy.applies_to(asked).applies)
     return simulate_piece(
         context,
         replace(chosen, pairs=pairs, arranging=arranging),

@@ -145,7 +145,7 @@ def compose(context: Context, composition: Composition, site: Site) -> Composed:
 
 def _refuse(chosen: Chosen, context: Context) -> None:
     chosen.strategy.check(chosen.parameters)
-    answer = chosen.strategy.applies_to(context)
+    answer = chosen.strategy.applies_to(replace(context, prices=context.prices.nominal))
     if not answer.applies:
         raise StrategyError(f"{chosen.strategy.name} does not apply: {'; '.join(answer.reasons)}")
 

@@ -19,6 +19,9 @@ from overlapsim.step.perturb import Degraded, Perturbation, jitter_factors
 from overlapsim.step.replicas import HEALTHY, Station, coupled_ranks, num_pipelines, replicas
 from overlapsim.step.routed import routing_findings
 from overlapsim.step.simulate import simulate_step
+from overlapsim.strategy.base import YES
+from overlapsim.strategy.compose import Chosen, Composition
+from overlapsim.strategy.registry import load_strategy
 from overlapsim.workload.families import gpt
 from overlapsim.workload.layout import Layout
 from overlapsim.workload.layout_rules import Job
@@ -293,3 +296,20 @@ def test_a_perturbed_breakdown_sums_to_the_step() -> None:
     for text in ("slow=0.7@3", "jitter=0.2", "slow=0.9@1,nic=0.5@0,jitter=0.05,seed=9"):
         result = simulate_step(step(GPT, "tp=2,pp=2,dp=4", text, batch=32), ranges=False)
         assert sum(result.breakdown_s.values()) == pytest.approx(result.step_time_s, rel=1e-9)
+
+
+def test_a_chosen_strategy_stays_at_the_ends_of_ranges_and_on_slow_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it applies is asked of prices of healthy ranks, at no end: it was chosen once, for all of them."""
+    chunked, order = load_strategy("chunked"), load_strategy("operator_order")
+    composition = Composition((Chosen(order, {"beam": 4}),), {("mlp.fc2", "fwd"): Chosen(chunked, {"chunks": 2})})
+    asked = []
+
+    def applies(context):
+        asked.append(context.prices)
+        return YES
+
+    for strategy in (chunked, order):
+        monkeypatch.setattr(type(strategy), "applies_to", lambda self, context: applies(context))
+    simulate_step(step(GPT, "tp=4,dp=4", "slow=0.5@3,nvlink=0.5@5", composition=composition))
+    assert asked and all(not prices.ends and not prices.factors for prices in asked)
+    assert {place.slower for prices in asked for place in prices.groups.values()} == {1.0}
