@@ -34,8 +34,8 @@ def step_findings(inputs: StepInputs, prices: PriceBook, memory: Sequence[Memory
 
     Codes: ``device_not_calibrated`` (no kernel of the step was measured on such a GPU), ``prices_assumed`` (by kind of
     kernel, the share of time priced by priors), ``groups_not_calibrated``, those of `machine_findings`,
-    ``launch_assumed``, ``clock_assumed``, ``routing_assumed``, ``attention_kernel_missing``, ``devices_idle`` and those
-    of `Memory`.
+    ``launch_assumed``, ``clock_assumed``, ``one_queue_serialises``, ``attention_kernel_missing``, ``devices_idle``,
+    those of `routing_findings` and those of `Memory`.
     """
     operators = list(_operators(inputs))
     found = list(_of_kernels(inputs, prices, operators))
@@ -154,6 +154,13 @@ def _of_settings(inputs: StepInputs) -> Iterator[Finding]:
             "about 0.8 of it): give the sustained share",
         )
     yield from routing_findings(inputs)
+    one_queue = inputs.composition.setting.num_queues == 1
+    if one_queue and inputs.dp_overlap != "none" and inputs.layout.tp == inputs.layout.cp == 1:
+        yield Finding(
+            "one_queue_serialises",
+            "one hardware queue with tp=1 and cp=1: what data parallelism sends runs beside one kernel only, and "
+            "kernels wait behind it; leave CUDA_DEVICE_MAX_CONNECTIONS unset",
+        )
     architecture = inputs.cluster.device.architecture
     if inputs.recipe.attention == "flash" and architecture in WITHOUT_FLASH:
         yield Finding(

@@ -48,9 +48,7 @@ class TwoBatch(ArrangingStrategy):
         graph, prices = context.graph, context.prices
         exchanges_s = sum(prices.operator_s(op) for op in graph.operators if is_exchange(op))
         if not exchanges_s:
-            return Applicability(
-                False, ("no layer exchanges anything here, so there is nothing to hide",), "little_to_hide"
-            )
+            return Applicability(False, ("layers without experts exchange nothing",), "little_to_hide")
         try:
             extra_s = _extra_s(context)
         except StrategyError as error:

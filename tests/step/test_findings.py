@@ -9,6 +9,7 @@ import pytest
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.step.capacity import memory_shortfall
 from overlapsim.step.inputs import StepInputs
+from overlapsim.step.queues import with_queues
 from overlapsim.step.simulate import simulate_step, step_memory, step_schedule
 from overlapsim.workload.families import gpt
 from overlapsim.workload.layout import Layout
@@ -134,3 +135,18 @@ def test_findings_are_there_once() -> None:
     for layout in ("tp=8,pp=2", "dp=16", "tp=2,pp=4,dp=2"):
         findings = step(GPT, layout, 16).findings
         assert len(findings) == len(set(findings))
+
+
+@pytest.mark.parametrize(
+    ("layout", "queues", "overlaps", "said"),
+    [("dp=8,zero=1", 1, "both", True), ("dp=8,zero=1", 8, "both", False), ("dp=8,zero=1", 1, "none", False),
+     ("tp=2,dp=4,zero=1", 1, "both", False)],
+)  # fmt: skip
+def test_one_queue_is_said_where_it_only_serialises(layout: str, queues: int, overlaps: str, said: bool) -> None:
+    """C01 as a step: at one queue overlapped gradients slow the kernels that wait behind them."""
+    plain = StepInputs(
+        GPT, load_cluster("h100-sxm8"), Layout.parse(layout), Job(1024, global_batch=16), dp_overlap=overlaps
+    )
+    found = simulate_step(with_queues(plain, queues), ranges=False)
+    assert ("one_queue_serialises" in [finding.code for finding in found.findings]) == said
+    assert found.step_time_s >= simulate_step(plain, ranges=False).step_time_s
