@@ -35,11 +35,23 @@ def expert_load(inputs: StepInputs) -> float:
     return max((1.0, *shares))
 
 
+def fullest_possible(moe: MoE, ranks: int) -> float:
+    """Rows that one of `ranks` expert ranks can get at most over the even share: as many picks of each token as fit.
+
+    Examples
+    --------
+    >>> from overlapsim.workload.presets import load_preset
+    >>> fullest_possible(load_preset("mixtral-8x7b").layers[0].mlp, 8)
+    4.0
+    """
+    return min(moe.top_k, moe.num_experts // ranks) * ranks / moe.top_k
+
+
 def routing_findings(inputs: StepInputs) -> Iterator[Finding]:
     """What of routing is assumed, or asked for and not applied.
 
-    Codes: ``routing_assumed``, ``routing_skewed``, ``imbalance_not_applied``, ``dispatch_option_not_applied``,
-    ``accuracy_affecting``.
+    Codes: ``routing_assumed``, ``routing_skewed``, ``imbalance_not_applied``, ``imbalance_beyond_routing``,
+    ``dispatch_option_not_applied``, ``accuracy_affecting``.
     """
     perturbation = inputs.perturbation
     if not any(isinstance(layer.mlp, MoE) for layer in inputs.model.kinds):
@@ -50,6 +62,13 @@ def routing_findings(inputs: StepInputs) -> Iterator[Finding]:
             yield Finding("imbalance_not_applied", f"{asked} of experts: {inputs.model.name} has none")
         yield from dispatch_findings(inputs)
         return
+    kinds = [layer.mlp for layer in inputs.model.kinds if isinstance(layer.mlp, MoE)]
+    most = max(fullest_possible(moe, inputs.layout.ep) for moe in kinds)
+    if perturbation.imbalance > most:
+        message = (
+            f"imbalance={perturbation.imbalance:g}: experts of one of {inputs.layout.ep} ranks get at most {most:g} "
+        )
+        yield Finding("imbalance_beyond_routing", message + "times the even share, since a token picks different ones")
     if perturbation.routing.even:
         yield Finding("routing_assumed", "every expert gets the same number of tokens; the fullest rank sets the pace")
     else:

@@ -16,7 +16,7 @@ from overlapsim.step.inputs import StepInputs
 from overlapsim.step.machine import machine_prices
 from overlapsim.step.perturb import Perturbation
 from overlapsim.step.queues import with_queues
-from overlapsim.step.routed import expert_load, routing_findings
+from overlapsim.step.routed import expert_load, fullest_possible, routing_findings
 from overlapsim.step.simulate import StepResult, simulate_step
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.compose import Composition
@@ -197,3 +197,13 @@ def test_sms_that_no_kernel_holds_are_said(dispatch: str) -> None:
     assert "dispatch_option_not_applied" in [finding.code for finding in routing_findings(step(dispatch=dispatch))]
     plain = step(dispatch=dispatch.partition(":")[0])
     assert "dispatch_option_not_applied" not in [finding.code for finding in routing_findings(plain)]
+
+
+def test_an_imbalance_that_no_routing_has_is_said() -> None:
+    def codes(text: str) -> list[str]:
+        return [finding.code for finding in routing_findings(step(text, MIXTRAL))]
+
+    assert "imbalance_beyond_routing" not in codes("imbalance=4")
+    assert "imbalance_beyond_routing" in codes("imbalance=4.1")
+    # The most skewed routing reaches the limit.
+    assert expert_load(step("routing=zipf:60", MIXTRAL)) == pytest.approx(fullest_possible(MIXTRAL.layers[0].mlp, 8))
