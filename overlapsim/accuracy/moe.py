@@ -13,11 +13,12 @@ from typing import Any, Final
 from overlapsim.accuracy.moe_comet import FINDINGS as COMET_FINDINGS
 from overlapsim.accuracy.moe_comet import Forwards
 from overlapsim.accuracy.moe_notes import notes_of, order_notes
-from overlapsim.accuracy.moe_rows import SCALE, MoeRow, Predicted, parse_rows
+from overlapsim.accuracy.moe_rows import Predicted
 from overlapsim.accuracy.moe_steps import GROUPS, Steps
 from overlapsim.accuracy.moe_systems import ASSUMED
 from overlapsim.accuracy.progress import counted
 from overlapsim.accuracy.suite import Row, Suite, score
+from overlapsim.accuracy.value_file import SCALE, Figure, parse_figures, read_text
 from overlapsim.errors import CalibrationError, OverlapSimError
 from overlapsim.plan import Finding
 
@@ -35,8 +36,8 @@ OTHERS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Parts with rows of their own, bundled beside `FILE`: module, and function that returns rows, or rows and findings."""
 PREDICTORS: Final[Mapping[str, tuple[str, str]]] = {"fig16": ("overlapsim.accuracy.moe_kernels", "predict_row")}
-"""Further groups that ``--data`` may hold: module, and function from a `MoeRow` to `Predicted` in SI units."""
-Predictor = Callable[[MoeRow], Predicted]
+"""Further groups that ``--data`` may hold: module, and function from a `Figure` to `Predicted` in SI units."""
+Predictor = Callable[[Figure], Predicted]
 
 
 def evaluate(data: Path | None = None) -> Suite:
@@ -54,12 +55,8 @@ def evaluate(data: Path | None = None) -> Suite:
     CalibrationError
         If the file cannot be read, or a row is malformed or cannot be predicted.
     """
-    if data is None:
-        folder = importlib.resources.files("overlapsim.accuracy") / "splits"
-        name, text = FILE, (folder / FILE).read_text(encoding="utf-8")
-    else:
-        name, text = str(data), _read(data)
-    asked = parse_rows(text, name)
+    name, text = read_text(data, FILE)
+    asked = parse_figures(text, name)
     steps, forwards = Steps(), Forwards()
     predictors: dict[str, Predictor] = {**dict.fromkeys(GROUPS, steps.predict), COMET: forwards.predict}
     rows = [_scored(row, predict(row, predictors)) for row in counted("published figures", asked)]
@@ -78,7 +75,7 @@ def evaluate(data: Path | None = None) -> Suite:
     return score(SUITE, _ranked(rows), digest, findings=dict.fromkeys(findings), notes=notes)
 
 
-def predict(row: MoeRow, predictors: Mapping[str, Predictor]) -> Predicted:
+def predict(row: Figure, predictors: Mapping[str, Predictor]) -> Predicted:
     """Prediction of a row, in its unit.
 
     Raises
@@ -96,7 +93,7 @@ def predict(row: MoeRow, predictors: Mapping[str, Predictor]) -> Predicted:
     return Predicted(found.value * scale, found.low * scale, found.high * scale)
 
 
-def _predictor(row: MoeRow, predictors: Mapping[str, Predictor]) -> Predictor:
+def _predictor(row: Figure, predictors: Mapping[str, Predictor]) -> Predictor:
     if row.group in predictors:
         return predictors[row.group]
     if row.group in PREDICTORS:
@@ -117,20 +114,13 @@ def own_rows(part: str) -> tuple[list[Row], list[Finding]]:
     return list(found), []
 
 
-def _read(data: Path) -> str:
-    try:
-        return data.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CalibrationError(f"{data} cannot be read: {error}") from None
-
-
-def _scored(row: MoeRow, found: Predicted) -> Row:
+def _scored(row: Figure, found: Predicted) -> Row:
     fitted = row.id == CALIBRATED
     group = f"{row.group} calibrated" if fitted else _group(row)
     return Row(row.id, group, row.value, found.value, found.low, found.high, row.unit, fitted)
 
 
-def _group(row: MoeRow) -> str:
+def _group(row: Figure) -> str:
     """Name under which statistics are made: one kind of figure each."""
     system = row.keys.get("system", "")
     return " ".join(filter(None, (row.group, system, row.keys.get("gpu", ""), _kind(row.metric))))

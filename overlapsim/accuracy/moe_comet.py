@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from overlapsim.accuracy.moe_fused import EXPERTS, fused_pairs
-from overlapsim.accuracy.moe_rows import MoeRow, Predicted, Shift, check_keys
+from overlapsim.accuracy.moe_rows import Predicted, Shift, check_keys
 from overlapsim.accuracy.moe_systems import STACK
+from overlapsim.accuracy.value_file import Figure
 from overlapsim.cost.launch import launch_stack
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.plan import Finding
@@ -56,7 +57,7 @@ class Forwards:
     ranges: bool = True
     _seconds: dict[tuple[str, ...], Predicted] = field(default_factory=dict)
 
-    def predict(self, row: MoeRow) -> Predicted:
+    def predict(self, row: Figure) -> Predicted:
         """Latency of a row; NaN for systems that have no strategy.
 
         Raises

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from overlapsim.accuracy.moe_rows import SCALE, MoeRow, Predicted, check_keys, parse_rows
+from overlapsim.accuracy.moe_rows import Predicted, check_keys
 from overlapsim.accuracy.moe_systems import MODELS, STACK, model_spec
 from overlapsim.accuracy.suite import Row
+from overlapsim.accuracy.value_file import SCALE, Figure, parse_figures
 from overlapsim.cost.launch import launch_stack
 from overlapsim.cost.prices import PriceBook
 from overlapsim.hardware.loading import load_cluster
@@ -187,17 +188,17 @@ def rows() -> tuple[tuple[Row, ...], tuple[Finding, ...]]:
     Groups ``fig16 unfused`` and ``fig16 fused`` (four kernels of a layer and their sum) and ``flux-moe``.
     """
     folder = importlib.resources.files("overlapsim.accuracy") / "splits"
-    asked = parse_rows((folder / FILE).read_text(encoding="utf-8"), FILE)
+    asked = parse_figures((folder / FILE).read_text(encoding="utf-8"), FILE)
     return tuple(_scored(row, predict_row(row)) for row in asked), FINDINGS
 
 
-def _scored(row: MoeRow, found: Predicted) -> Row:
+def _scored(row: Figure, found: Predicted) -> Row:
     group, scale = f"{row.group} {row.keys.get('variant', '')}".strip(), SCALE[row.unit]
     low, high = found.low * scale, found.high * scale
     return Row(row.id, group, row.value, found.value * scale, low, high, row.unit, None)
 
 
-def predict_row(row: MoeRow) -> Predicted:
+def predict_row(row: Figure) -> Predicted:
     """Prediction of a row of the groups ``fig16`` or ``flux-moe``, in seconds.
 
     Raises

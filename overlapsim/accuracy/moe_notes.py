@@ -9,17 +9,17 @@ from typing import Any, Final
 import numpy as np
 
 from overlapsim.accuracy.moe_order import compare_orders
-from overlapsim.accuracy.moe_rows import MoeRow
 from overlapsim.accuracy.moe_steps import LAYOUTS, Steps, node_layers
 from overlapsim.accuracy.moe_systems import MODELS
 from overlapsim.accuracy.progress import counted
 from overlapsim.accuracy.suite import Row
+from overlapsim.accuracy.value_file import Figure
 
 UNEXPLAINED: Final = 1.41
 """Megatron-LM's published iteration at 240 GPUs over that of Table 5's baseline: 39.04 s over 21.61 s x 1.28."""
 
 
-def notes_of(asked: Sequence[MoeRow], rows: Sequence[Row], steps: Steps) -> dict[str, Any]:
+def notes_of(asked: Sequence[Figure], rows: Sequence[Row], steps: Steps) -> dict[str, Any]:
     """Figures beside the score, those for which there are rows."""
     by_id = {row.id: row for row in rows}
     keys = {row.id: row for row in asked}
@@ -44,7 +44,7 @@ _BARS: Final[Mapping[str, Mapping[str, tuple[float, str]]]] = {
 }
 
 
-def _what(row: MoeRow) -> str:
+def _what(row: Figure) -> str:
     return f"{row.keys.get('system', '')} {row.metric}"
 
 
@@ -103,7 +103,7 @@ def order_notes() -> dict[str, Any]:
     return notes
 
 
-def _comet(asked: Sequence[MoeRow], by_id: Mapping[str, Row]) -> dict[str, Any]:
+def _comet(asked: Sequence[Figure], by_id: Mapping[str, Row]) -> dict[str, Any]:
     """Whether COMET is ahead of both Megatron columns, and the error of each column."""
     mine = [row for row in asked if row.group == "comet-e2e" and row.id in by_id]
     cells: dict[tuple[str, ...], dict[str, Row]] = {}

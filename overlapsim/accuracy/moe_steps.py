@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-from overlapsim.accuracy.moe_rows import ENDS, SHIFTS, MoeRow, Predicted, Shift, check_keys
+from overlapsim.accuracy.moe_rows import ENDS, SHIFTS, Predicted, Shift, check_keys
 from overlapsim.accuracy.moe_systems import CLUSTERS, MODELS, SEQUENCE, fits, model_spec, step_inputs
+from overlapsim.accuracy.value_file import Figure
 from overlapsim.engine import compiled
 from overlapsim.engine.deadlock import raise_if_deadlocked
 from overlapsim.step.assemble import assemble
@@ -122,7 +123,7 @@ class Steps:
             self._runs[key] = Run(inputs, points(inputs, ranges=self.ranges))
         return self._runs[key]
 
-    def predict(self, row: MoeRow) -> Predicted:
+    def predict(self, row: Figure) -> Predicted:
         """What the model makes of a row of `GROUPS`.
 
         Raises
@@ -157,7 +158,7 @@ class Steps:
         return Predicted.of(lambda shift: over[shift].iteration_s / under[shift].iteration_s, ranges=self.ranges)
 
 
-def _scaling(steps: Steps, row: MoeRow) -> Predicted:
+def _scaling(steps: Steps, row: Figure) -> Predicted:
     """Table 3 (batch 720) and figure 12 (a batch of each row's own)."""
     weak = row.group == "fig12"
     needed: dict[str, tuple[str, ...]] = {"system": TWO, "gpus": ()}
@@ -174,13 +175,13 @@ def _scaling(steps: Steps, row: MoeRow) -> Predicted:
     return steps.of(run, row.metric)
 
 
-def _ablation(steps: Steps, row: MoeRow) -> Predicted:
+def _ablation(steps: Steps, row: Figure) -> Predicted:
     check_keys(row, {"step": tuple(STEPS)}, {"throughput": ("ratio",)})
     first, this = (steps.run(STEPS[name], "M1", 240, BATCH) for name in ("baseline", row.keys["step"]))
     return steps.ratio(first, this)
 
 
-def _parts(steps: Steps, row: MoeRow) -> Predicted:
+def _parts(steps: Steps, row: Figure) -> Predicted:
     parts = dict.fromkeys(("compute", "exposed", "other"), ("s", "ms"))
     check_keys(row, {"gpu": tuple(CLUSTERS), "system": TWO}, {**STEP_UNITS, **parts, "speedup": ("ratio",)})
     run = steps.run(row.keys["system"], "M2", PARTS_GPUS, PARTS_BATCH, gpu=row.keys["gpu"])
@@ -200,7 +201,7 @@ def node_layers(model: str) -> int:
     return layers
 
 
-def _layouts(steps: Steps, row: MoeRow) -> Predicted:
+def _layouts(steps: Steps, row: Figure) -> Predicted:
     check_keys(row, {"model": tuple(MODELS), "layout": LAYOUTS}, {"mfu-ratio": ("ratio",)})
     best, this = (
         steps.run(layout, row.keys["model"], 8, NODE_BATCH, layers=node_layers(row.keys["model"]))

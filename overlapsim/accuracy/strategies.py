@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.resources
 from pathlib import Path
 from typing import Any, Final
 
 from overlapsim.accuracy.progress import counted
 from overlapsim.accuracy.strategy_rows import Outcome, StrategyRow, parse_rows, predict
 from overlapsim.accuracy.suite import Row, Suite, score
-from overlapsim.errors import CalibrationError
+from overlapsim.accuracy.value_file import read_text
 from overlapsim.plan import Finding
 
 SUITE: Final = "strategies"
@@ -31,14 +30,7 @@ def evaluate(data: Path | None = None) -> Suite:
     CalibrationError
         If the file cannot be read, or a row is malformed or cannot be predicted.
     """
-    if data is None:
-        folder = importlib.resources.files("overlapsim.accuracy") / "splits"
-        name, text = "strategies.csv", (folder / "strategies.csv").read_text(encoding="utf-8")
-    else:
-        try:
-            name, text = str(data), data.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise CalibrationError(f"{data} cannot be read: {error}") from None
+    name, text = read_text(data, "strategies.csv")
     rows = parse_rows(text, name)
     outcomes = [predict(row) for row in counted("published figures", rows)]
     findings: dict[Finding, None] = dict.fromkeys(f for outcome in outcomes for f in outcome.findings)

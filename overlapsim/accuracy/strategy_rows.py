@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, get_args
 
+from overlapsim.accuracy.value_file import SCALE, Figure, number, parse_figures
 from overlapsim.cost.launch import launch_stack
 from overlapsim.cost.prices import PriceBook
 from overlapsim.errors import CalibrationError, OverlapSimError
@@ -34,7 +33,6 @@ METRICS: Final[Mapping[str, tuple[str, ...]]] = {
     "speedup": ("ratio",),
 }
 """Metrics and the units they come in."""
-SCALE: Final = {"s": 1.0, "ms": 1e3, "us": 1e6, "%": 100.0, "ratio": 1.0}
 RUNS: Final = 12
 
 
@@ -73,32 +71,19 @@ def parse_rows(text: str, name: str) -> tuple[StrategyRow, ...]:
     -----
     A published mean over several shapes has ``m``, ``n`` and ``k`` with as many values each, joined by ``+``.
     """
-    reader = csv.reader(io.StringIO(text))
-    header = next(reader, [])
-    if [column.strip() for column in header] != ["id", "value", "unit"]:
-        raise CalibrationError(f"{name}: header is {','.join(header)!r}; expected id,value,unit")
-    rows = tuple(_row(cells, f"{name}:{number}") for number, cells in enumerate(reader, start=2) if cells)
-    if not rows:
-        raise CalibrationError(f"{name} has no rows")
-    return rows
+    return tuple(_row(figure) for figure in parse_figures(text, name, blank=False))
 
 
-def _row(cells: Sequence[str], where: str) -> StrategyRow:
-    if len(cells) != 3:
-        raise CalibrationError(f"{where}: {len(cells)} cells; expected id, value and unit")
-    identity, value, unit = (cell.strip() for cell in cells)
-    group, *parts = identity.split("|")
-    pairs = [part.partition("=") for part in parts]
-    entries = {key: text for key, _, text in pairs}
-    missing = [key for key in NEEDED if not entries.get(key)]
-    if missing or len(entries) < len(pairs) or not all(text for _, _, text in pairs):
+def _row(figure: Figure) -> StrategyRow:
+    where, entries = figure.where, figure.keys
+    if not all(key in entries for key in NEEDED):
         raise CalibrationError(
-            f"{where}: id is {identity!r}; expected group|key=value|... with each of {', '.join(NEEDED)} once"
+            f"{where}: id is {figure.id!r}; expected group|key=value|... with each of {', '.join(NEEDED)} once"
         )
-    metric = entries["metric"]
-    if unit not in METRICS.get(metric, ()):
+    metric = figure.metric
+    if figure.unit not in METRICS.get(metric, ()):
         known = "; ".join(f"{name} in {' '.join(units)}" for name, units in METRICS.items())
-        raise CalibrationError(f"{where}: metric {metric!r} in {unit!r}; expected one of: {known}")
+        raise CalibrationError(f"{where}: metric {metric!r} in {figure.unit!r}; expected one of: {known}")
     if metric == "efficiency" and not {"gemm_ms", "comm_ms"} <= entries.keys():
         raise CalibrationError(f"{where}: efficiency needs the measured gemm_ms and comm_ms")
     if entries["collective"] not in get_args(CollectiveKind):
@@ -110,27 +95,17 @@ def _row(cells: Sequence[str], where: str) -> StrategyRow:
         raise CalibrationError(f"{where}: a measured time belongs to one shape, not to {len(sizes['m'])}")
     for key in ("gemm_ms", "kernel_ms", "comm_ms"):
         if key in entries:
-            _number(entries[key], where, key)
+            number(entries[key], where, key)
     keys: dict[str, str] = {key: entries[key] for key in (*NEEDED, *OPTIONAL) if key in entries}
     fixed = {key: _values(text) for key, text in entries.items() if key not in keys}
-    return StrategyRow(identity, group, keys, fixed, _number(value, where, "value"), unit)
+    return StrategyRow(figure.id, figure.group, keys, fixed, figure.value, figure.unit)
 
 
 def _whole(text: str, where: str, key: str) -> tuple[int, ...]:
-    numbers = [_number(part, where, key) for part in text.split("+")]
-    if any(number != int(number) for number in numbers):
+    numbers = [number(part, where, key) for part in text.split("+")]
+    if any(one != int(one) for one in numbers):
         raise CalibrationError(f"{where}: {key} is {text!r}; expected whole numbers")
     return tuple(map(int, numbers))
-
-
-def _number(text: str, where: str, key: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not (math.isfinite(number) and number > 0):
-        raise CalibrationError(f"{where}: {key} is {text!r}; expected a number above 0")
-    return number
 
 
 def _values(text: str) -> tuple[Any, ...]:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from overlapsim.accuracy import moe
-from overlapsim.accuracy.moe_rows import SHIFTS, MoeRow, Predicted, check_keys, parse_rows
+from overlapsim.accuracy.moe_rows import SHIFTS, Predicted, check_keys
 from overlapsim.accuracy.suite import Row, score
+from overlapsim.accuracy.value_file import Figure, parse_figures
 from overlapsim.errors import CalibrationError
 
 HEADER = "id,value,unit\n"
@@ -22,7 +23,7 @@ def write(folder: Path, *lines: str) -> Path:
 
 
 def test_ids_have_a_group_and_keys() -> None:
-    (row,) = parse_rows(HEADER + "fig12|system=megascale-moe|gpus=480|batch=360|metric=mfu,30.5,%\n", "demo")
+    (row,) = parse_figures(HEADER + "fig12|system=megascale-moe|gpus=480|batch=360|metric=mfu,30.5,%\n", "demo")
     assert (row.group, row.metric, row.value, row.unit) == ("fig12", "mfu", 30.5, "%")
     assert row.keys == {"system": "megascale-moe", "gpus": "480", "batch": "360", "metric": "mfu"}
 
@@ -42,12 +43,12 @@ def test_ids_have_a_group_and_keys() -> None:
 )
 def test_malformed_rows_are_refused_by_line(text: str, what: str) -> None:
     with pytest.raises(CalibrationError, match=what.replace("|", r"\|")):
-        parse_rows(text, "demo")
+        parse_figures(text, "demo")
 
 
 def test_keys_metric_and_unit_must_be_those_of_the_group() -> None:
-    def row(unit: str = "s", **keys: str) -> MoeRow:
-        return MoeRow("x", "x", keys, 1.0, unit)
+    def row(unit: str = "s", **keys: str) -> Figure:
+        return Figure("x", "x", keys, 1.0, unit, "x:1")
 
     needed, units = {"gpus": (), "system": ("a", "b")}, {"iteration": ("s", "ms")}
     check_keys(row(gpus="240", system="a", metric="iteration"), needed, units)

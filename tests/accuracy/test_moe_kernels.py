@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from overlapsim.accuracy.moe_kernels import FINDINGS, KERNELS, comm_sms_choices, predict_row, rows
-from overlapsim.accuracy.moe_rows import parse_rows
+from overlapsim.accuracy.value_file import parse_figures
 from overlapsim.errors import CalibrationError
 
 GIVEN = ("M2", "M4")
@@ -58,11 +58,11 @@ def test_other_models_are_predicted_and_wrong_rows_are_refused() -> None:
         times = []
         for variant in ("fused", "unfused"):
             text = f"{header}fig16|model={model}|kernel=sum|variant={variant}|metric=time,,ms"
-            found = predict_row(parse_rows(text, "asked")[0])
+            found = predict_row(parse_figures(text, "asked")[0])
             assert 0 < found.low <= found.value <= found.high
             times.append(found.value)
         assert times[0] < times[1], model
-    (row,) = parse_rows(f"{header}fig16|model=M9|kernel=sum|variant=fused|metric=time,,ms", "asked")
+    (row,) = parse_figures(f"{header}fig16|model=M9|kernel=sum|variant=fused|metric=time,,ms", "asked")
     with pytest.raises(CalibrationError, match="model is 'M9'"):
         predict_row(row)
 

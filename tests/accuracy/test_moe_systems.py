@@ -7,9 +7,9 @@ from dataclasses import fields
 import pytest
 
 from overlapsim.accuracy.moe_fused import PAIRS, fused_pairs, worthwhile
-from overlapsim.accuracy.moe_rows import MoeRow
 from overlapsim.accuracy.moe_steps import LAYOUTS, Steps, node_layers, points
 from overlapsim.accuracy.moe_systems import MODELS, SYSTEMS, _recompute, model_spec, step_inputs
+from overlapsim.accuracy.value_file import Figure
 from overlapsim.step.simulate import simulate_step
 from overlapsim.workload.model import MoE
 
@@ -60,7 +60,7 @@ def test_throughput_and_utilization_follow_from_the_time() -> None:
     steps, keys = Steps(ranges=False), {"system": "megascale-moe", "gpus": "1440"}
 
     def value(metric: str, unit: str) -> float:
-        return steps.predict(MoeRow("x", "table3", {**keys, "metric": metric}, 1.0, unit)).value
+        return steps.predict(Figure("x", "table3", {**keys, "metric": metric}, 1.0, unit, "x:1")).value
 
     seconds = value("iteration", "s")
     assert value("throughput", "tok/s") == pytest.approx(720 * 8192 / seconds)
