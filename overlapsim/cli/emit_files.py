@@ -20,14 +20,23 @@ from overlapsim.report.files import write_text
 
 
 def subject_of(plan: Plan, folder: Path, rank: int = 1) -> Subject:
-    """What is emitted: a plan with the model and the cluster it names; paths are tried from the plan's folder too."""
+    """What is emitted: a plan with the model and the cluster it names; paths are tried from the plan's folder too.
+
+    Raises
+    ------
+    OverlapSimError
+        If the plan of a step was edited into one that cannot be run: frameworks are told nothing of it then.
+    """
+    from overlapsim.planner.step_plan import step_inputs_of
+    from overlapsim.step.simulate import step_schedule
+
     cluster = planned_cluster(plan.inputs.cluster, folder)
     if not isinstance(plan, StepPlan):
         return Subject(plan, cluster=cluster)
     model = planned_model(plan.inputs.model, folder)
     if plan.inputs.dtype is not None:
         model = replace(model, dtype=plan.inputs.dtype)
-    plan.candidate(rank)
+    step_schedule(step_inputs_of(plan.inputs, plan.candidate(rank), model, cluster))
     return Subject(plan, rank, model, cluster)
 
 

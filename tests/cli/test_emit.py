@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,17 @@ def test_faults_are_one_clear_error(capsys, arguments: list[str], said: str) -> 
     assert out == ""
     assert said in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("word", ["dp_overlap", "recompute", "schedule"])
+def test_a_plan_edited_into_nonsense_is_not_emitted(capsys, tmp_path: Path, word: str) -> None:
+    edited = tmp_path / "plan.yaml"
+    text = Path(DENSE).read_text()
+    edited.write_text(re.sub(rf"^(    {word}): .*$", r"\1: boat", text, count=1, flags=re.MULTILINE))
+    assert edited.read_text() != text
+    code, out, err = run(capsys, ["emit", str(edited), "--to", "megatron"])
+    assert (code, out) == (2, "")
+    assert "boat" in err and err.count("\n") == 1
 
 
 def test_a_layers_file_is_filled_from_its_sizes(capsys) -> None:
