@@ -27,7 +27,8 @@ from overlapsim.sweep.keys import (
 )
 from overlapsim.sweep.steps import MACHINE_KEYS, SOFTWARE_KEYS, STEP_COLUMNS, step_cells, with_dtype
 from overlapsim.units import parse_bytes
-from overlapsim.workload.model import ModelSpec
+from overlapsim.workload.dispatchers import DISPATCHERS
+from overlapsim.workload.model import ModelSpec, check_choice
 from overlapsim.workload.recipe import RECIPES
 
 
@@ -38,7 +39,14 @@ def _constraints(text: str) -> tuple[Constraint, ...]:
 def _axes(given: Mapping[str, Any]) -> Axes:
     axes = Axes(uneven=given["uneven"])
     schedules = words(given["schedules"])
-    return replace(axes, schedule=schedules) if schedules else axes
+    axes = replace(axes, schedule=schedules) if schedules else axes
+    dispatchers = words(given["dispatchers"])
+    return replace(axes, dispatcher=tuple(n for n in DISPATCHERS if n in dispatchers)) if dispatchers else axes
+
+
+def _check_dispatchers(text: str) -> None:
+    for name in words(text):
+        check_choice("dispatcher", name, DISPATCHERS)
 
 
 KEYS: Final = (
@@ -48,6 +56,7 @@ KEYS: Final = (
     choice_key("objective", get_args(Objective), "step_time"),
     text_key("perturb", "", check=Perturbation.parse),
     text_key("schedules", "", check=lambda text: [schedule_kind(name) for name in words(text)]),
+    text_key("dispatchers", "", check=_check_dispatchers),
     flag_key("uneven", False),
     text_key("allow", "", check=lambda text: Goal(allow=words(text))),
     *SOFTWARE_KEYS,
