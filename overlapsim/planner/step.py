@@ -18,6 +18,7 @@ from overlapsim.planner.step_bound import step_lower_bound_s
 from overlapsim.step.perturb import NONE, Perturbation
 from overlapsim.step.simulate import StepResult, simulate_step
 from overlapsim.units import format_time
+from overlapsim.workload.model import MoE
 
 ROBUST_LAYOUTS: Final = 4
 """Layouts that are perturbed for each one shown: the fastest undisturbed."""
@@ -124,6 +125,7 @@ def plan_step(request: PlanRequest, goal: Goal | None = None, progress: Say | No
     """
     began, goal, say = time.perf_counter(), goal or Goal(), progress or (lambda text: None)
     models: dict[object, object] = {}
+    _check_routing(request, goal.perturbation)
     runs = _search_all(request, goal, say)
     found = sorted((f for run in runs for f in run.best), key=lambda f: _value(f.result, goal))
     findings = [*_assumed(goal)]
@@ -161,6 +163,13 @@ def plan_step(request: PlanRequest, goal: Goal | None = None, progress: Say | No
         tuple(findings),
         gains,
     )
+
+
+def _check_routing(request: PlanRequest, perturbation: Perturbation) -> None:
+    """Refuse recorded counts of another number of experts before anything is searched."""
+    for layer in request.model.kinds:
+        if isinstance(layer.mlp, MoE):
+            perturbation.routing.shares(layer.mlp.num_experts, layer.mlp.top_k)
 
 
 def _value(result: StepResult, goal: Goal) -> float:

@@ -103,6 +103,11 @@ def test_robust_ranks_by_the_high_end_when_perturbed() -> None:
         assert entry.perturbed.step_time_s > entry.result.step_time_s
 
 
+def test_counts_of_another_number_of_experts_are_refused_before_the_search() -> None:
+    with pytest.raises(UsageError, match="2 recorded counts"):
+        ask("ep=8", model=MOE, goal=Goal("robust", Perturbation.parse("routing=counts:1:2")))
+
+
 def test_robust_without_a_perturbation_assumes_one_and_says_so() -> None:
     goal = Goal("robust")
     assert goal.perturbation == ROBUST

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 
 from overlapsim.errors import PlanError
 from overlapsim.plan import StepCandidate, StepPlan, StepPlanInputs, dump_plan, load_plan
+from overlapsim.planner.found import Found
+from overlapsim.planner.robust import by_high_end
 from overlapsim.planner.search import PlanRequest
 from overlapsim.planner.space import Axes
 from overlapsim.planner.step import Goal, Ranked, StepAnswer
@@ -23,6 +25,7 @@ from overlapsim.planner.step_plan import (
     to_step_plan,
 )
 from overlapsim.step.inputs import StepInputs
+from overlapsim.step.perturb import Perturbation
 from overlapsim.step.pieces import graph_builder
 from overlapsim.step.simulate import simulate_step, step_prices
 from overlapsim.strategy.base import Context
@@ -184,6 +187,18 @@ def test_dispatchers_compression_and_orders_are_read_back_and_give_the_same_time
         assert replay.inputs.composition.pairs.keys() == changed.composition.pairs.keys()
         assert replay.inputs.recipe == changed.recipe
         assert simulate_step(replay.inputs, ranges=False).step_time_s == pytest.approx(replay.planned_s, rel=1e-12)
+
+
+def test_a_plan_whose_kernel_takes_even_rows_only_is_left_out_where_routing_is_perturbed() -> None:
+    even = ask(MOE, "ep=8,dp=8", batch=64, micro=1, seq=2048)
+    fused = Chosen(load_strategy("fused_experts"), _first_parameters(even, "fused_experts"))
+    both = [even, replace(even, composition=Composition(pairs={("moe.fc2", "fwd"): fused}))]
+    found = [Found(row, 0.0, simulate_step(inputs, ranges=False)) for row, inputs in enumerate(both)]
+    request = PlanRequest(MOE, even.cluster, 64, 2048, Axes())
+    kept, _, findings = by_high_end(found, request, Perturbation.parse("routing=zipf:1"), {}, lambda text: None)
+    assert [entry.row for entry in kept] == [0]
+    (left,) = [finding.message for finding in findings if finding.code == "not_perturbed"]
+    assert left.startswith("1 of the fastest plans") and "fused_experts does not apply" in left
 
 
 def _first_parameters(inputs: StepInputs, name: str) -> dict[str, object]:
