@@ -21,6 +21,7 @@ from overlapsim.workload.layout_rules import Job
 from overlapsim.workload.model import Layer
 from overlapsim.workload.operators import STEP_PREFIXES, CollectiveOp, Operator
 from overlapsim.workload.stage_weights import LocalParameters, stage_parameters
+from overlapsim.workload.stages import spread_layers
 
 LEVELS: Final = 4
 """ZeRO levels."""
@@ -80,7 +81,9 @@ class DataParallel:
         places = (prices.groups.get("shard"), prices.groups.get("expert_shard"))
         key = (id(layer), layout.tp, layout.ep, layout.etp, layout.dense_shards, layout.expert_shards, *places)
         if key not in self._sharded:
-            inputs = replace(self.inputs, layout=layout, job=Job(builder.sequence, builder.micro_batch))
+            chunks = spread_layers(self.inputs.model.num_layers, layout.pp * layout.vpp)
+            job = Job(builder.sequence, builder.micro_batch, stage_layers=chunks)
+            inputs = replace(self.inputs, layout=layout, job=job)
             builder = replace(builder, layout=layout)
             self._sharded[key] = (
                 _moved(sharded_graph(inputs, builder, [Entry("layer", "forward", layer)]).operators, prices),

@@ -43,6 +43,12 @@ SMALL = {
     "experts": ask(MOE, batch=8, axes=NARROW, constraints=rules("micro_batch=1", "sp=1", "cp=1")),
     "a dense layer first": ask(MIXED, batch=8, axes=NARROW, constraints=rules("micro_batch=1", "cp=1", "sp=1")),
     "uneven": ask(MIXED, batch=8, axes=replace(NARROW, uneven=True), constraints=rules("pp>=4", "micro_batch<=2")),
+    "uneven with sharding": ask(
+        MIXED,
+        batch=8,
+        axes=replace(NARROW, uneven=True, zero=(0, 3), schedule=("1f1b",)),
+        constraints=rules("pp=4", "micro_batch=1", "tp=1", "cp=1"),
+    ),
     "pairs": ask(
         GPT,
         batch=16,
