@@ -29,6 +29,7 @@ _COLUMNS: Final = (
     "low_s",
     "high_s",
     "undisturbed_s",
+    "perturbed_s",
     "mfu",
     "memory_bytes",
     "exposed_s",

@@ -67,7 +67,8 @@ def recompute_name(entry: StepCandidate) -> str:
 
 
 def _entry(entry: StepCandidate, plan: StepPlan) -> dict[str, Any]:
-    shown = entry.perturbed if plan.inputs.objective == "robust" and entry.perturbed else entry.step
+    perturbed = entry.perturbed
+    shown = perturbed if plan.inputs.objective == "robust" and perturbed else entry.step
     return {
         "rank": entry.rank,
         "layout": layout_json(entry),
@@ -83,6 +84,9 @@ def _entry(entry: StepCandidate, plan: StepPlan) -> dict[str, Any]:
         "low_s": shown.low_s,
         "high_s": shown.high_s,
         "undisturbed_s": entry.step.value_s,
+        "perturbed_s": None if perturbed is None else perturbed.value_s,
+        "perturbed_low_s": None if perturbed is None else perturbed.low_s,
+        "perturbed_high_s": None if perturbed is None else perturbed.high_s,
         "mfu": entry.mfu,
         "memory_bytes": sum(entry.memory_bytes.values()),
         "exposed_s": exposed_s(entry.breakdown_s),
@@ -100,12 +104,17 @@ def plan_table(plan: StepPlan, answer: StepAnswer) -> None:
     title = f"{request.model.name} on {request.cluster.num_devices} GPUs of {request.cluster.name}: {batch}"
     view.print(f"[bold]{title}[/bold]; {plan.search.candidates:,} candidates, {plan.search.run:,} run in the engine, "
                f"{format_time(answer.elapsed_s)}", highlight=False)  # fmt: skip
-    table = Table(title="best plans" + (f" under {asked.perturbation}, by their high end" if robust else ""))
+    also = bool(asked.perturbation) and not robust
+    order = f" under {asked.perturbation}, by their high end" if robust else ""
+    order = f" undisturbed; --objective robust ranks under {asked.perturbation}" if also else order
+    table = Table(title=f"best plans{order}")
     table.title_justify = "left"
     for column in ("rank", "layout", "settings"):
         table.add_column(column)
     times = ("perturbed", "its 90 % range", "undisturbed", "MFU undisturbed", "a GPU", "exposed undisturbed")
     for column in times if robust else ("step", "90 % range", "MFU", "a GPU", "exposed"):
+        table.add_column(column, justify="right")
+    for column in ("perturbed", "its 90 % range") if also else ():
         table.add_column(column, justify="right")
     serial = [plan.serial] if plan.serial is not None and not plan.serial.rank else []
     for entry in (plan.choice, *plan.alternatives, *serial):
@@ -113,11 +122,12 @@ def plan_table(plan: StepPlan, answer: StepAnswer) -> None:
             str(entry.rank) if entry.rank else "no overlap strategies",
             _layout(entry, asked.nodes),
             _settings(entry),
-            *(_time(entry.perturbed) if robust and entry.perturbed else ("-", "-") if robust else _time(entry.step)),
+            *(_perturbed(entry) if robust else _time(entry.step)),
             *((format_time(entry.step.value_s),) if robust else ()),
             f"{entry.mfu:.1%}",
             format_bytes(sum(entry.memory_bytes.values())),
             format_time(exposed_s(entry.breakdown_s)),
+            *(_perturbed(entry) if also else ()),
         )
     view.print(table)
     _sentences(view, "strategies of plan 1", _strategies(plan.choice))
@@ -198,6 +208,10 @@ def _gain(gain: Gain) -> str:
     first = gain.in_all == gain.faster == 1
     times = "" if first else f", {gain.faster:.3f}x the one before, {gain.in_all:.3f}x the first"
     return f"{gain.name} ({gain.layout}): {format_time(gain.step_time_s)}{times}"
+
+
+def _perturbed(entry: StepCandidate) -> tuple[str, str]:
+    return _time(entry.perturbed) if entry.perturbed else ("-", "-")
 
 
 def _time(shown: Prediction) -> tuple[str, str]:

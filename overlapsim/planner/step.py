@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from overlapsim.errors import PlanError, ProfileError, UsageError
+from overlapsim.errors import PlanError, ProfileError, StrategyError, UsageError
 from overlapsim.plan import Finding, Gain, Objective
 from overlapsim.planner.allowed import ALLOWED, changes, multiplying, not_applied
 from overlapsim.planner.found import Found
@@ -64,7 +64,7 @@ class Ranked:
     rank : place, from 1; 0 for a plan that is there to compare with
     result : of `simulate_step`, with ranges
     lower_bound_s : what the hardware forbids this layout to go below
-    perturbed : the same step perturbed, with ranges; None where nothing is
+    perturbed : the same step perturbed, with ranges; None where nothing is, or its strategies refuse (`not_perturbed`)
     twins : the same layout with other settings, slower
     findings : of the step, and what was allowed and is used
     """
@@ -247,9 +247,14 @@ def _ranked(
             f"{inputs.cluster.name} can do: a measured curve or time does not belong to this machine; check it with "
             "`profiles check`"
         )
+    findings = [*changes(inputs.recipe, request.recipe), *ranged.findings]
     if perturbed is None and goal.perturbation != NONE:
-        perturbed = simulate_step(replace(inputs, perturbation=goal.perturbation), models=models)
-    return Ranked(rank, ranged, bound, perturbed, twins, (*changes(inputs.recipe, request.recipe), *ranged.findings))
+        try:
+            perturbed = simulate_step(replace(inputs, perturbation=goal.perturbation), models=models)
+        except StrategyError as error:
+            # A kernel that takes even rows only: the plan itself is as good as before.
+            findings.append(Finding("not_perturbed", f"no perturbed time: under {goal.perturbation}, {error}"))
+    return Ranked(rank, ranged, bound, perturbed, twins, tuple(findings))
 
 
 def _sum(counts: Iterator[Mapping[str, int]] | Sequence[Mapping[str, int]]) -> dict[str, int]:

@@ -26,7 +26,7 @@ KEYS = {
 }
 PLAN_KEYS = {
     *("rank", "layout", "strategies", "step_time_s", "low_s", "high_s", "mfu", "memory_bytes", "exposed_s"),
-    *("lower_bound_s", "findings", "undisturbed_s"),
+    *("lower_bound_s", "findings", "undisturbed_s", "perturbed_s", "perturbed_low_s", "perturbed_high_s"),
 }
 FILES = ["plan.yaml", "plans.csv", "plans.json", "plans.png", "timeline.png", "trace.json.gz"]
 NARROW = ["--fix", "micro_batch=1", "--fix", "recompute=none", "--fix", "dp_overlap=none", "--fix", "cp=1"]
@@ -107,6 +107,21 @@ def test_a_robust_plan_names_its_perturbation(capsys, monkeypatch, model: Path) 
     _, out, _ = run(capsys, args[:-1])
     for words in ("perturbed", "undisturbed", "MFU undisturbed", "why the first (of the undisturbed step)"):
         assert words in out
+
+
+def test_a_perturbation_is_shown_whatever_plans_are_ranked_by(capsys, monkeypatch, model: Path) -> None:
+    args = arguments(model, "--fix", "pp=1", "--top", "2", "--perturb", "slow=0.8@0", "--json")
+    code, out, _ = run(capsys, args)
+    assert code == 0
+    for plan in json.loads(out)["plans"]:
+        assert plan["step_time_s"] == plan["undisturbed_s"] < plan["perturbed_s"]
+        assert plan["perturbed_low_s"] < plan["perturbed_s"] < plan["perturbed_high_s"]
+    monkeypatch.setenv("COLUMNS", "220")
+    _, out, _ = run(capsys, args[:-1])
+    for words in ("best plans undisturbed; --objective robust ranks under slow=0.8@0", "perturbed"):
+        assert words in out
+    _, out, _ = run(capsys, arguments(model, "--fix", "pp=1", "--fix", "tp=2", "--json"))
+    assert {plan["perturbed_s"] for plan in json.loads(out)["plans"]} == {None}
 
 
 def test_nothing_feasible_exits_1_and_says_what_to_change(capsys, model: Path, tmp_path: Path) -> None:

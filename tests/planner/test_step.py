@@ -115,6 +115,19 @@ def test_robust_without_a_perturbation_assumes_one_and_says_so() -> None:
     assert "perturbation_assumed" in {finding.code for finding in answer.findings}
 
 
+def test_a_plan_whose_kernel_refuses_the_perturbation_is_shown_without_a_perturbed_time() -> None:
+    axes = replace(SMALL, recompute=("none",), overlap=("library", "strategies"))
+    goal = Goal(perturbation=Perturbation.parse("routing=zipf:1"))
+    answer = ask("ep=8", "cp=1", model=MOE, axes=axes, sequence=2048, goal=goal, top=1)
+    best, serial = answer.ranked[0], answer.serial
+    assert "fused_experts" in {chosen.strategy.name for chosen in best.result.inputs.composition.pairs.values()}
+    assert best.perturbed is None
+    (why,) = [finding.message for finding in best.findings if finding.code == "not_perturbed"]
+    assert "routing=zipf:1" in why and "fused_experts does not apply" in why
+    assert serial is not None and serial.perturbed is not None
+    assert serial.perturbed.step_time_s > serial.result.step_time_s
+
+
 def test_fp8_is_used_where_it_is_allowed_and_said() -> None:
     changes: dict[str, Any] = {"cluster": H100, "global_batch": 64, "sequence": 4096}
     rules = ("pp=1", "tp=1", "cp=1", "sp=1")
