@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from overlapsim.cli.emit_files import emit_all, emitted_json, show_emitted, subject_of, versions_of, write_emitted
+from overlapsim.cli.emit_files import (
+    emit_all,
+    emitted_json,
+    show_emitted,
+    subject_of,
+    told_seconds,
+    versions_of,
+    write_emitted,
+)
 from overlapsim.cli.output import compile_note, print_json
-from overlapsim.emit.base import Emitted
+from overlapsim.emit.base import Emitted, Subject
 from overlapsim.emit.registry import EMITTERS, LINTERS, check_targets
 from overlapsim.errors import UsageError
 from overlapsim.hardware.loading import load_cluster
@@ -63,7 +72,9 @@ def _emit(given: dict[str, Any]) -> None:
     versions = versions_of(given["versions"], targets)
     plan = read_plan(given["plan"])
     subject = subject_of(plan, given["plan"].parent, given["rank"])
-    _show(given, emit_all(subject, targets, versions), {"plan": subject.digest, "rank": subject.rank})
+    emitted = emit_all(subject, targets, versions)
+    told_s = {} if given["as_json"] else told_seconds(subject, targets)
+    _show(given, emitted, {"plan": subject.digest, "rank": subject.rank}, told_s, subject)
 
 
 def _fill(given: dict[str, Any]) -> None:
@@ -94,9 +105,15 @@ def _fill(given: dict[str, Any]) -> None:
     _show(given, {targets[0]: emitted}, {})
 
 
-def _show(given: dict[str, Any], emitted: dict[str, Emitted], named: dict[str, Any]) -> None:
+def _show(
+    given: dict[str, Any],
+    emitted: dict[str, Emitted],
+    named: dict[str, Any],
+    told_s: Mapping[str, float] | None = None,
+    subject: Subject | None = None,
+) -> None:
     written = [] if given["output"] is None else write_emitted(emitted, given["output"])
     if given["as_json"]:
         print_json({**named, "targets": emitted_json(emitted)})
         return
-    show_emitted(emitted, written)
+    show_emitted(emitted, written, told_s, subject.entry.step.value_s if told_s and subject is not None else 0.0)

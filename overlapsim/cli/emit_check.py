@@ -32,8 +32,7 @@ def check(given: dict[str, Any]) -> None:
     checked = linter.lint(text, Facts(given["world_size"], architecture), version)
     lints, findings = [*checked.lints], [*checked.findings]
     if cluster is not None and checked.reading is not None:
-        more, found = _gains(checked, cluster, given["model"])
-        lints += more
+        lints, found = _predicted(checked, cluster, given["model"])
         findings += found
     _show(path, linter.name, lints, findings, as_json=given["as_json"])
     if any(lint.kind in ("conflict", "unknown") for lint in lints):
@@ -46,25 +45,29 @@ def _version(texts: Sequence[str]) -> str | None:
     return texts[0] if texts else None
 
 
-def _gains(checked: Checked, cluster: Any, model: str | None) -> tuple[Sequence[Lint], Sequence[Finding]]:
-    """What the planner would change, where the model is known."""
-    from overlapsim.emit.gain import gains
+def _predicted(checked: Checked, cluster: Any, model: str | None) -> tuple[list[Lint], Sequence[Finding]]:
+    """Remarks, less the overlap that gains nothing, and what the planner would change; where the model is known."""
+    from overlapsim.emit.gain import gains, weighed
 
     assert checked.reading is not None
     spec = checked.reading.model if model is None else load_model(model)[0]
     if spec is None:
         message = "the config does not hold the model's sizes: give --model for what the planner would change"
-        return (), (Finding("model_not_said", message),)
+        return [*checked.lints], (Finding("model_not_said", message),)
     if any(lint.kind == "conflict" for lint in checked.lints):
         message = "the config has conflicts: nothing is predicted before they are gone"
-        return (), (Finding("not_predicted", message),)
+        return [*checked.lints], (Finding("not_predicted", message),)
     with compile_note():
-        return gains(checked.reading, spec, cluster), ()
+        changes = gains(checked.reading, spec, cluster)
+        if any(lint.kind == "conflict" for lint in changes):
+            return [*checked.lints, *changes], ()
+        return [*weighed(checked.lints, checked.reading, spec, cluster), *changes], ()
 
 
 def _show(path: Path, name: str, lints: Sequence[Lint], findings: Sequence[Finding], *, as_json: bool) -> None:
     if as_json:
-        print_json({"file": str(path), "checked_as": name, "lints": lints, "findings": findings})
+        said = [{"kind": x.kind, "line": x.line, "message": x.message, "fix": x.fix} for x in lints]
+        print_json({"file": str(path), "checked_as": name, "lints": said, "findings": findings})
         return
     for lint in lints:
         place = f"{path}:{lint.line}" if lint.line is not None else str(path)

@@ -10,6 +10,7 @@ from typing import Any
 import click
 import msgspec
 
+from overlapsim.cli.output import compile_note
 from overlapsim.cli.trace import planned_cluster, planned_model
 from overlapsim.emit.base import Emitted, Subject
 from overlapsim.emit.registry import EMITTERS, load_emitter
@@ -17,6 +18,7 @@ from overlapsim.emit.rules import Version
 from overlapsim.errors import UsageError
 from overlapsim.plan import Plan, StepPlan
 from overlapsim.report.files import write_text
+from overlapsim.units import format_time
 
 
 def subject_of(plan: Plan, folder: Path, rank: int = 1) -> Subject:
@@ -78,6 +80,15 @@ def targets_for(kind: str) -> tuple[str, ...]:
     return tuple(name for name in EMITTERS if load_emitter(name).kind == kind)
 
 
+def told_seconds(subject: Subject, targets: Sequence[str]) -> dict[str, float]:
+    """Predicted time of the step as a framework can run it, by target, where that is not the plan's."""
+    from overlapsim.step.simulate import simulate_step
+
+    asked = [(name, load_emitter(name).told(subject)) for name in targets]
+    with compile_note():
+        return {name: simulate_step(inputs).step_time_s for name, inputs in asked if inputs is not None}
+
+
 def write_emitted(emitted: Mapping[str, Emitted], folder: Path) -> list[tuple[str, Path]]:
     """Write each target's files into a folder of its name; returns target and file.
 
@@ -112,8 +123,13 @@ def emitted_json(emitted: Mapping[str, Emitted]) -> list[dict[str, Any]]:
     ]
 
 
-def show_emitted(emitted: Mapping[str, Emitted], written: Sequence[tuple[str, Path]]) -> None:
-    """Print files (those written: where), then what the framework cannot be told, and findings."""
+def show_emitted(
+    emitted: Mapping[str, Emitted],
+    written: Sequence[tuple[str, Path]],
+    told_s: Mapping[str, float] | None = None,
+    planned_s: float = 0.0,
+) -> None:
+    """Print files (those written: where), what the framework cannot be told and what that leaves, and findings."""
     places = dict.fromkeys(name for name, _ in written)
     for name, one in emitted.items():
         for target, path in written:
@@ -125,5 +141,8 @@ def show_emitted(emitted: Mapping[str, Emitted], written: Sequence[tuple[str, Pa
                 click.echo(text, nl=not text.endswith("\n"))
         for sentence in one.unexpressed:
             click.echo(f"not expressed in {name}: {sentence}", err=True)
+        if told_s and name in told_s:
+            left = f"{format_time(told_s[name])} a step without that; the plan's is {format_time(planned_s)}"
+            click.echo(f"predicted in {name}: {left}", err=True)
         for finding in one.findings:
             click.echo(f"finding {finding.code}: {finding.message}", err=True)

@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from overlapsim.emit.rules import Known, Version, framework, settle
 from overlapsim.errors import PlanError
@@ -14,6 +14,9 @@ from overlapsim.hardware.profile import Cluster
 from overlapsim.plan import Finding, OperatorPlan, StepCandidate, StepPlan, StepSettings, dump_plan
 from overlapsim.workload.layout import KEYS, Layout
 from overlapsim.workload.model import ModelSpec
+
+if TYPE_CHECKING:
+    from overlapsim.step.inputs import StepInputs
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,13 @@ class Emitter(ABC):
     @abstractmethod
     def write(self, subject: Subject, version: Version) -> Emitted:
         """Return the files for a version whose rules are known; a pure function."""
+
+    def told(self, subject: Subject) -> StepInputs | None:
+        """The step of a plan without what the framework cannot be told; None where that is nothing, or is not known.
+
+        Simulated, it says what is left of the plan's time.
+        """
+        return None
 
     def header(self, subject: Subject, version: Version) -> tuple[str, ...]:
         """Lines for the head of every file, without comment signs: which plan, for what."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from overlapsim.emit.base import Reading
 from overlapsim.emit.rules import Version, settle
@@ -25,12 +25,14 @@ class Lint:
     line : of the file, from 1; None where it is about the whole
     message : what is there and why it matters
     fix : what to write instead
+    trial : what the fix changes of `Reading.settings`, where the step can be predicted with it
     """
 
     kind: LintKind
     line: int | None
     message: str
     fix: str
+    trial: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,8 @@ RULES: Final[tuple[Callable[[Config], Iterator[Lint]], ...]] = (
     pipeline_rule,
     expert_rule,
     recompute_rule,
-    no_effect_rule,
-    missing_rule,
 )
+"""Rules that name what does not go together."""
 _MARKS: Final = re.compile(r"--(tensor-model-parallel-size|micro-batch-size|num-attention-heads|hidden-size)\b")
 
 
@@ -56,7 +55,8 @@ class MegatronLinter(Linter):
         if not script.arguments:
             raise UsageError("the file has no --flags; expected a Megatron argument list, launch script or test recipe")
         config = Config(script, facts, version)
-        lints = [lint for rule in RULES for lint in rule(config)]
+        lints = [lint for rule in (*RULES, no_effect_rule) for lint in rule(config)]
+        lints += missing_rule(config, RULES)
         reading = None
         try:
             reading = replace(read_megatron(script, facts.world_size), model=read_model(script))

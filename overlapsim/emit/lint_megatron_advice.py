@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from overlapsim.emit.lint_base import Lint
@@ -19,6 +19,11 @@ _INTERLEAVED_ONLY: Final = (
     *("--overlap-p2p-communication-warmup-flush", "--no-align-param-gather", "--no-align-grad-reduce"),
     *("--disable-align-grad-reduce", "--microbatch-group-size-per-virtual-pipeline-stage"),
 )
+
+
+_VIRTUAL: Final = "--num-virtual-stages-per-pipeline-rank"
+_WRONG: Final = ("conflict", "unknown")
+_PAIRS: Final = "--overlap-moe-expert-parallel-comm"
 
 
 def no_effect_rule(c: Config) -> Iterator[Lint]:
@@ -63,14 +68,34 @@ def no_effect_rule(c: Config) -> Iterator[Lint]:
             yield c.lint("no_effect", f"{flag} is an old spelling", f"write {better}", flag)
 
 
-def missing_rule(c: Config) -> Iterator[Lint]:
-    """Overlap that is not asked for."""
+Rule = Callable[[Config], Iterator[Lint]]
+
+
+def missing_rule(c: Config, rules: Sequence[Rule] = ()) -> Iterator[Lint]:
+    """Overlap that is not asked for.
+
+    Parameters
+    ----------
+    c : launch
+    rules : that name conflicts: what they would say of the launch with a fix is part of the fix, or the fix not named
+    """
+
+    def more(*flags: str) -> list[str]:
+        """Fixes of the conflicts that flags would bring."""
+        there, then = (
+            {lint.message: lint.fix for rule in rules for lint in rule(config) if lint.kind in _WRONG}
+            for config in (c, c.with_flags(*flags))
+        )
+        return [f", and {fix}" for message, fix in then.items() if message not in there]
+
     if c.dp is not None and c.dp * c.cp > 1 and not c.has("--overlap-grad-reduce"):
         message = f"gradients of {c.dp * c.cp} data-parallel ranks are reduced after the backward pass, all exposed"
-        yield Lint("missing", None, message, "add --overlap-grad-reduce")
+        fix = "add --overlap-grad-reduce" + "".join(more("--overlap-grad-reduce"))
+        yield Lint("missing", None, message, fix, (("dp_overlap", "gradients"),))
     elif c.overlaps_dp and c.has("--use-distributed-optimizer") and not c.has("--overlap-param-gather"):
         message = "parameters of the distributed optimizer are gathered before the forward pass, all exposed"
-        yield Lint("missing", c.script.line("--use-distributed-optimizer"), message, "add --overlap-param-gather")
+        fix = "add --overlap-param-gather" + "".join(more("--overlap-param-gather"))
+        yield Lint("missing", c.script.line("--use-distributed-optimizer"), message, fix, (("dp_overlap", "both"),))
     if c.tp > 1 and not c.sequence_parallel:
         message = (
             f"tp = {c.tp} without sequence parallelism: all-reduces cannot be overlapped by pieces, norms are repeated"
@@ -80,13 +105,22 @@ def missing_rule(c: Config) -> Iterator[Lint]:
     elif c.tp > 1 and not c.has("--tp-comm-overlap"):
         message = f"gathers and reduce-scatters of tp = {c.tp} are exposed in the forward pass"
         fix = "add --tp-comm-overlap; `emit --to transformer_engine --model M` fills its file"
-        yield Lint("missing", c.script.line("--tensor-model-parallel-size"), message, fix)
-    if c.pp > 1 and not c.interleaved:
+        line = c.script.line("--tensor-model-parallel-size")
+        yield Lint("missing", line, message, fix, (("tp_overlap", True),))
+    if c.pp > 1 and not c.interleaved and any(not more(f"{_VIRTUAL} {count}") for count in _counts(c)):
         message = f"pp = {c.pp} without virtual stages: transfers block and the bubble is whole"
-        fix = "add --num-virtual-stages-per-pipeline-rank"
+        fix = f"add {_VIRTUAL}"
         yield Lint("missing", c.script.line("--pipeline-model-parallel-size"), message, fix)
     other = "--overlap-dispatch-backward-with-experts-wgrad"
-    if c.ep > 1 and not c.pairs and not c.has(other, "--moe-shared-expert-overlap"):
+    if c.ep > 1 and not c.pairs and not c.has(other, "--moe-shared-expert-overlap") and not more(_PAIRS):
+        if max(c.tp, c.cp) > 1 and c.before_blackwell:
+            return  # Megatron warns of both together: each wants another number of queues
         message = f"exchanges of ep = {c.ep} are exposed in both passes"
-        fix = "add --overlap-moe-expert-parallel-comm (with virtual stages where pp is above 1)"
-        yield Lint("missing", c.script.line("--expert-model-parallel-size"), message, fix)
+        line = c.script.line("--expert-model-parallel-size")
+        yield Lint("missing", line, message, f"add {_PAIRS}", (("expert_pairs", True),))
+
+
+def _counts(c: Config) -> Iterator[int]:
+    """Virtual stages that a stage may have."""
+    layers = c.number("--num-layers", 0) // c.pp
+    yield from range(2, max(2, layers) + 1)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from overlapsim.emit.lint_base import Facts, Lint, LintKind
 from overlapsim.emit.megatron_env import QUEUES
-from overlapsim.emit.megatron_read import Script, stages_of
+from overlapsim.emit.megatron_read import Argument, Script, stages_of
 from overlapsim.emit.rules import Version
 from overlapsim.strategy.compatibility import BEFORE_BLACKWELL
 
@@ -113,6 +113,19 @@ class Config:
     def pairs(self) -> bool:
         """Whether expert exchanges overlap with another micro-batch."""
         return self.has("--overlap-moe-expert-parallel-comm")
+
+    @property
+    def pairs_need_queues_alone(self) -> bool:
+        """Whether expert exchanges beside another micro-batch want many queues, and nothing else wants one.
+
+        Before Blackwell tensor and context parallelism want one: Megatron then warns, and takes 1 or 32.
+        """
+        return max(self.tp, self.cp) == 1 or not self.before_blackwell
+
+    def with_flags(self, *flags: str) -> Config:
+        """The same launch with switches, or flags with a value (``--flag value``), more."""
+        added = (Argument(parts[0], tuple(parts[1:]), 0) for flag in flags for parts in (flag.split(),))
+        return replace(self, script=replace(self.script, arguments=(*self.script.arguments, *added)))
 
     @property
     def overlaps_dp(self) -> bool:

@@ -21,7 +21,7 @@ def queues_rule(c: Config) -> Iterator[Lint]:
     if c.queues == "1" and c.fsdp:
         message = f"{QUEUES}=1 with FSDP: gathers wait for scatters in the one queue, and Megatron refuses it"
         yield Lint("conflict", c.queue_line, message, f"unset {QUEUES}")
-    elif c.queues == "1" and c.pairs:
+    elif c.queues == "1" and c.pairs and c.pairs_need_queues_alone:
         message = (
             f"{QUEUES}=1 with --overlap-moe-expert-parallel-comm: exchanges wait for the kernels they should run beside"
         )

@@ -10,18 +10,17 @@ from overlapsim.emit.megatron_env import QUEUES, Run, env_text, queues
 from overlapsim.emit.megatron_layout import put_data_parallel, put_layout, put_pipeline, put_recompute
 from overlapsim.emit.megatron_model import put_model
 from overlapsim.emit.megatron_options import megatron_options
+from overlapsim.emit.megatron_told import DISPATCHERS, TOLD, told_inputs
 from overlapsim.emit.rules import FRAMEWORKS, Sheet, Version, words
 from overlapsim.emit.transformer_engine import FILE, beside, switches
 from overlapsim.emit.userbuffers import userbuffers, yaml_text
+from overlapsim.step.inputs import StepInputs
 from overlapsim.workload.recipe import RECIPES
 
 ARGUMENTS: Final = "megatron.args"
 ENVIRONMENT: Final = "megatron.env"
 _ORDER: Final = ("tp", "sp", "cp", "ep", "dp", "pp")
 _MAPPED: Final = ("tp", "sp", "cp", "ep", "pp", "dp")
-_TOLD: Final = ("grad_buckets", "fsdp_prefetch", "p2p_overlap", "wgrad_delay", "shared_expert", "expert_pair")
-_DISPATCHERS: Final = {"all_to_all": "alltoall", "all_gather": "allgather", "deepep": "flex"}
-"""Strategies of whole graphs that arguments speak of elsewhere."""
 
 
 class Megatron(Emitter):
@@ -61,6 +60,10 @@ class Megatron(Emitter):
         }
         return Emitted(files, tuple(sheet.unexpressed))
 
+    def told(self, subject: Subject) -> StepInputs | None:
+        """The step without what Megatron cannot be told."""
+        return told_inputs(subject)
+
 
 def _quoted(flag: str, values: tuple[str | int | float | bool, ...]) -> str:
     text = words(values)
@@ -87,9 +90,9 @@ def sheet_of(subject: Subject, version: Version) -> Sheet:
     _put_experts(sheet, subject)
     for sentence in order_left(subject, "Megatron", _rank_order(sheet)):
         sheet.unsaid(sentence)
-    for sentence in arranging_left(subject, "Megatron", _TOLD):
+    for sentence in arranging_left(subject, "Megatron", TOLD):
         sheet.unsaid(sentence)
-    for sentence in recipe_left(subject, "Megatron", _DISPATCHERS):
+    for sentence in recipe_left(subject, "Megatron", DISPATCHERS):
         sheet.unsaid(sentence)
     for sentence in host_left(subject, "Megatron", graphs=False):
         sheet.unsaid(sentence)
@@ -116,7 +119,7 @@ def _put_experts(sheet: Sheet, subject: Subject) -> None:
     settings, layout = subject.settings, subject.layout
     delayed = any(name == "wgrad_delay" and values.get("pending") for name, values in settings.arranging)
     if layout.ep > 1:
-        sheet.set("--moe-token-dispatcher-type", _DISPATCHERS.get(settings.dispatcher, "alltoall"))
+        sheet.set("--moe-token-dispatcher-type", DISPATCHERS.get(settings.dispatcher, "alltoall"))
         if settings.dispatcher == "deepep":
             sheet.set("--moe-flex-dispatcher-backend", "deepep")
     if layout.ep > 1 and any(name == "shared_expert" for name, _ in settings.arranging):

@@ -267,6 +267,16 @@ def _sharding(script: Script) -> dict[str, Any]:
     return {"zero": zero, "hsdp": instances if zero else 1}
 
 
+def _dispatcher(script: Script) -> str | None:
+    """The way to experts, where it is named and there is one like it here."""
+    kind, backend = (
+        argument.value if (argument := script.by_flag.get(flag)) is not None else ""
+        for flag in ("--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend")
+    )
+    flex = "hybrid_ep" if backend == "hybridep" else "deepep"
+    return {"alltoall": "all_to_all", "allgather": "all_gather", "flex": flex}.get(kind)
+
+
 def _settings(script: Script, chunks: tuple[int, ...]) -> dict[str, Any]:
     gather = script.has("--overlap-param-gather")
     settings: dict[str, Any] = {
@@ -274,6 +284,8 @@ def _settings(script: Script, chunks: tuple[int, ...]) -> dict[str, Any]:
         "tp_overlap": script.has("--tp-comm-overlap"),
         "expert_pairs": script.has("--overlap-moe-expert-parallel-comm"),
     }
+    if (dispatcher := _dispatcher(script)) is not None:
+        settings["dispatcher"] = dispatcher
     if chunks:
         settings["stage_layers"] = chunks
     bucket = script.number("--ddp-bucket-size")

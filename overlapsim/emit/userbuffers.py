@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,6 +23,8 @@ GEMMS: Final[Mapping[tuple[str, str], str]] = {
     ("attn.qkv", "wgrad"): "qkv_wgrad",
 }
 """GEMM of Transformer Engine by operator and pass."""
+EXPERTS: Final = ("moe.fc1", "moe.fc2")
+"""Grouped GEMMs: there are no userbuffers for them."""
 GATHERS: Final = ("qkv_fprop", "fc1_fprop", "proj_dgrad", "fc2_dgrad")
 """Where the input is gathered: a ring only."""
 SCATTERS: Final = ("proj_fprop", "fc2_fprop")
@@ -33,7 +35,8 @@ scatter overlapped with dgrad itself, which is one switch for all of them."""
 FIRST_GEMM_SINCE: Final = Version.parse("2.2")
 CGA_SIZE: Final = 2
 """Of kernels that move whole tensors: the library's default, and that of every published setting."""
-_STRATEGIES: Final = {"ring_exchange": "ring_exchange", "pipelined_rs": "pipeline", "bulk": "bulk"}
+STRATEGIES: Final[Mapping[str, str]] = {"ring_exchange": "ring_exchange", "pipelined_rs": "pipeline", "bulk": "bulk"}
+"""Method of Transformer Engine by strategy."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +79,14 @@ def userbuffers(operators: Sequence[OperatorSettings], layout: Layout, version: 
     or by strategies that the library does not have, the library's default stands in and is named. Stream priorities
     are left to the library, which puts communication first, as plans do.
     """
-    left: list[str] = []
+    left = list(_experts_left(operators))
+    operators = [op for op in operators if op.operator not in EXPERTS]
     tp = layout.tp
     if tp == 1 or not layout.sequence_parallel:
         asked = ", ".join(dict.fromkeys(op.strategy for op in operators))
         why = "tp is 1" if tp == 1 else "sequence parallelism is off"
         reason = (f"{asked}: userbuffers need split sequences, and {why}",) if operators else ()
-        return Userbuffers({}, False, False, False, False, False, False, reason)
+        return Userbuffers({}, False, False, False, False, False, False, (*left, *reason))
     chosen = {GEMMS[op.operator, op.pass_]: op for op in operators if (op.operator, op.pass_) in GEMMS}
     left += [f"{op.operator} {op.pass_} has no userbuffers" for op in operators if op not in chosen.values()]
     gemms: dict[str, Mapping[str, Any]] = {}
@@ -115,6 +119,17 @@ def userbuffers(operators: Sequence[OperatorSettings], layout: Layout, version: 
         bulk_wgrad=not scattering,
         unexpressed=tuple(dict.fromkeys(left)),
     )
+
+
+def _experts_left(operators: Sequence[OperatorSettings]) -> Iterator[str]:
+    """A sentence for each strategy of experts: userbuffers are of plain GEMMs, whatever the tensor parallelism."""
+    experts = [op for op in operators if op.operator in EXPERTS]
+    for strategy in dict.fromkeys(op.strategy for op in experts):
+        names = ", ".join(f"{op.operator} {op.pass_}" for op in experts if op.strategy == strategy)
+        yield (
+            f"{strategy} of {names}: neither Megatron nor Transformer Engine overlaps grouped GEMMs of experts with "
+            "their exchange inside; the plan's time counts on it"
+        )
 
 
 def _columns(
@@ -165,7 +180,7 @@ def _add(
 
 
 def _method(op: OperatorSettings) -> str:
-    return _STRATEGIES.get(op.strategy, "")
+    return STRATEGIES.get(op.strategy, "")
 
 
 def _keys(name: str, op: OperatorSettings, tp: int, version: Version, left: list[str]) -> Mapping[str, Any]:

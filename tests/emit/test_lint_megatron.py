@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -243,3 +245,52 @@ def test_files_are_recognised() -> None:
     assert linter_of("train.sh", ONE_QUEUE) is LINTER
     with pytest.raises(UsageError, match="the file has no --flags"):
         lint("hello\n")
+
+
+@pytest.mark.parametrize(
+    ("tp", "queues", "dispatcher", "recompute", "virtual", "version"),
+    list(
+        itertools.product(
+            (1, 2), ("", "1", "32"), ("alltoall", "allgather"), ("", "full", "moe"), (True, False), ("0.13", "0.19.2")
+        )
+    ),
+)
+def test_what_is_recommended_is_no_conflict_then(
+    tp: int, queues: str, dispatcher: str, recompute: str, virtual: bool, version: str
+) -> None:
+    rebuilt = {
+        "": (),
+        "full": ("--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"),
+        "moe": ("--recompute-granularity selective", "--recompute-modules core_attn moe"),
+    }[recompute]
+    text = edited(
+        MIXTRAL.replace("size 1\n--expert", f"size {tp}\n--expert").replace("type alltoall", f"type {dispatcher}"),
+        *(("--sequence-parallel", "--expert-tensor-parallel-size 1") if tp > 1 else ()),
+        *rebuilt,
+        *((f"# env CUDA_DEVICE_MAX_CONNECTIONS={queues}",) if queues else ()),
+        drop=("--overlap", "--delay", *(() if virtual else ("--num-virtual",))),
+    )
+    there = {entry.message for entry in lint(text, version=version).lints if entry.kind in ("conflict", "unknown")}
+    for entry in lint(text, version=version).lints:
+        if entry.kind != "missing":
+            continue
+        flags = [
+            f"{flag} 2" if "virtual-stages" in flag else flag
+            for flag in re.findall(r"--[a-z][a-z0-9-]+", entry.fix.partition(";")[0])
+        ]
+        assert flags
+        fixed = edited(text, *flags, drop=("# env",) if "unset" in entry.fix else ())
+        new = [e for e in lint(fixed, version=version).lints if e.kind in ("conflict", "unknown")]
+        assert [e.message for e in new if e.message not in there] == [], entry.fix
+
+
+def test_pairs_with_tensor_parallelism_are_left_to_the_user() -> None:
+    both = edited(
+        MIXTRAL.replace("--tensor-model-parallel-size 1", "--tensor-model-parallel-size 2"),
+        "--sequence-parallel",
+        "--expert-tensor-parallel-size 1",
+    )
+    for queues in ("1", "32"):
+        said = lint(edited(both, f"# env CUDA_DEVICE_MAX_CONNECTIONS={queues}")).lints
+        assert [entry.kind for entry in said] == ["missing"], "Megatron warns, and takes either"
+    assert [entry.kind for entry in lint(edited(MIXTRAL, "# env CUDA_DEVICE_MAX_CONNECTIONS=1")).lints] == ["conflict"]
