@@ -29,6 +29,8 @@ PLAN: Final = ("tp", "sp", "cp", "ep", "etp", "pp", "dp")
 """Columns by which plans are told apart: other settings of one layout are its twins."""
 _MEMORY: Final = (*PLAN, "sequence_parallel", "micro_batch", "vpp", "schedule", "recompute")
 _ALL: Final = (*_MEMORY, "zero", "dp_overlap")
+EVERYWHERE: Final = ("all_to_all", "all_gather")
+"""Dispatchers of the library's collectives, which run on any machine."""
 HIDES: Final[tuple[Hides, Hides]] = ("nothing", "pairs")
 """Of candidates without, and with strategies."""
 _WHOLE: Final[tuple[Which, ...]] = ("backward",)
@@ -114,6 +116,8 @@ class Funnel:
         self._fits: dict[tuple[int, ...], bool] = {}
         self._done: set[tuple[object, ...]] = set()
         self._compositions: dict[tuple[object, ...], Composition] = {}
+        self.refused = ""
+        """Why a dispatcher was refused; empty where none was."""
 
     @property
     def space(self) -> Space:
@@ -138,6 +142,7 @@ class Funnel:
                 if strategies:
                     composition = self._composition(some)
                     if composition is None:
+                        self.counts["no strategy applies"] += 1
                         continue
                     some = replace(some, composition=composition)
                 self._engine(some)
@@ -146,8 +151,18 @@ class Funnel:
 
     def _family(self, some: _Some) -> None:
         """Price the layers."""
-        for strategies in self._variants(int(some.rows[0])):
-            better = np.maximum(some.bounds, self.bounds.layered(some.rows, hides=HIDES[strategies]))
+        row, variants = int(some.rows[0]), tuple(self._variants(int(some.rows[0])))
+        for strategies in variants:
+            try:
+                layered = self.bounds.layered(some.rows, hides=HIDES[strategies])
+            except LayoutError as error:
+                # Kernels that write to peers need links to all of them; whatever else is refused must not be hidden.
+                if self.bounds.inputs.recipe.dispatcher in EVERYWHERE or self.space.columns["ep"][row] == 1:
+                    raise
+                self.refused = str(error)
+                self.counts["the machine has no kernels of the dispatcher"] += len(some.rows) * len(variants)
+                return
+            better = np.maximum(some.bounds, layered)
             every = replace(some, strategies=strategies)
             for places in self.bounds.shapes(some.rows):
                 self._push(self._shape, every.part(places, better))

@@ -10,13 +10,23 @@ from typing import Final
 from overlapsim.errors import PlanError
 from overlapsim.hardware.profile import Cluster
 from overlapsim.planner.found import Found, best_of
-from overlapsim.planner.funnel import HIDES, Funnel, Ran
+from overlapsim.planner.funnel import HIDES, PLAN, Funnel, Ran
 from overlapsim.planner.layout_bounds import LayoutBounds
 from overlapsim.planner.memory_screen import least_bytes
 from overlapsim.planner.nearest import nearest_changes
 from overlapsim.planner.overlap_choice import OverlapChooser
 from overlapsim.planner.refine import Refiner
-from overlapsim.planner.space import OVERLAPS, RECOMPUTES, SCHEDULE_NAMES, Axes, Constraint, Space, enumerate_space
+from overlapsim.planner.space import (
+    DISPATCHERS,
+    OVERLAPS,
+    RECOMPUTES,
+    SCHEDULE_NAMES,
+    Axes,
+    Constraint,
+    Space,
+    enumerate_space,
+)
+from overlapsim.planner.step_bound import step_lower_bound_s
 from overlapsim.step.inputs import DP_OVERLAPS, StepInputs
 from overlapsim.step.simulate import simulate_step
 from overlapsim.strategy.compose import Composition
@@ -26,6 +36,8 @@ from overlapsim.workload.recipe import Recipe
 from overlapsim.workload.recompute import Recompute
 
 TOP: Final = 5
+SERIALS: Final = 3
+"""Layouts without strategies that are tried with other dispatchers, beside that of the best plan."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +50,8 @@ class PlanRequest:
     global_batch, sequence : sequences of a step, tokens of each
     axes, constraints : what may be chosen
     memory_bytes : of one GPU, that the plan may use; None: all of its HBM
-    recipe, stack, sustained_clock : software and clock of the runs
+    recipe, stack, sustained_clock : software and clock of the runs; the recipe's dispatcher becomes the first of `axes`
+        where these leave it out
     top : layouts to return
     exhaustive : run the engine on everything that fits, bounds or not
     narrow : what changes results and may be sent in fewer bytes (`allowed.narrower`)
@@ -58,6 +71,11 @@ class PlanRequest:
     exhaustive: bool = False
     narrow: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        given = self.axes.dispatcher
+        if given != DISPATCHERS and self.recipe.dispatcher not in given:
+            object.__setattr__(self, "recipe", replace(self.recipe, dispatcher=given[0]))
+
     @property
     def limit_bytes(self) -> float:
         """Memory of a GPU that a plan may use."""
@@ -72,10 +90,12 @@ class SearchResult:
     ----------
     space : candidates that were bounded
     best : the fastest of each of the best layouts, and settings of these that come next, in order
-    best_serial : the fastest with the library's kernels one after another
+    best_serial : the fastest without strategies, with any of the dispatchers
     pruned : candidates left out, by reason
-    num_candidates, num_run : enumerated, with and without strategies; and run in the engine
+    num_candidates, num_run : enumerated, with and without strategies, a layout that is refused whole counted once; and
+        run in the engine. What was not run is in `pruned`
     elapsed_s : of the search
+    refused : why the machine cannot run a dispatcher; empty where it can
     """
 
     space: Space
@@ -85,6 +105,7 @@ class SearchResult:
     num_candidates: int
     num_run: int
     elapsed_s: float
+    refused: str = ""
 
 
 def search(request: PlanRequest, progress: Callable[[str], None] | None = None) -> SearchResult:
@@ -121,7 +142,7 @@ def search(request: PlanRequest, progress: Callable[[str], None] | None = None) 
     if not fits.any():
         raise _unfit(request, float(least.min()))
     space = space.take(fits)
-    pruned = dict(space.pruned)
+    pruned, refused = dict(space.pruned), sum(space.pruned.values())
     left_out = total - _count(space, overlap)
     say(f"{total - left_out:,} may fit")
     models: dict[object, object] = {}
@@ -142,6 +163,8 @@ def search(request: PlanRequest, progress: Callable[[str], None] | None = None) 
         bounds = funnel.bounds.hardware(hides=HIDES[overlap[1]])
         say(f"bounded by hardware; the least is {bounds.min():.3g} s")
         funnel.run(bounds)
+    if not funnel.ran and funnel.refused:
+        raise PlanError(f"no layout of {request.model.name} can be run: {funnel.refused}", exit_code=1)
     if not funnel.ran:
         raise _unfit(request, None)
     counts = dict(funnel.counts)
@@ -161,8 +184,10 @@ def search(request: PlanRequest, progress: Callable[[str], None] | None = None) 
         models,
         refiner,
     )
-    serial = _serial(request, space, funnel.ran, best, models)
-    return SearchResult(space, tuple(best), serial, pruned, total, len(funnel.ran), time.perf_counter() - began)
+    serial = _serial(request, space, funnel.ran, best, models, refiner)
+    elapsed_s = time.perf_counter() - began
+    counted = total + refused
+    return SearchResult(space, tuple(best), serial, pruned, counted, len(funnel.ran), elapsed_s, funnel.refused)
 
 
 def step_inputs(request: PlanRequest, space: Space, row: int, composition: Composition | None = None) -> StepInputs:
@@ -195,17 +220,35 @@ def _count(space: Space, overlap: tuple[bool, bool]) -> int:
 
 
 def _serial(
-    request: PlanRequest, space: Space, ran: Sequence[Ran], best: Sequence[Found], models: dict[object, object]
+    request: PlanRequest,
+    space: Space,
+    ran: Sequence[Ran],
+    best: Sequence[Found],
+    models: dict[object, object],
+    refiner: Refiner | None,
 ) -> Found | None:
-    """The fastest run without strategies; it may be among the best."""
-    plain = min((entry for entry in ran if not entry.composition.strategies), key=lambda e: e.seconds, default=None)
-    if plain is None:
+    """The fastest without strategies, layouts with their fastest dispatcher; it may be among the best."""
+    heads: dict[tuple[int, ...], Ran] = {}
+    for entry in sorted((entry for entry in ran if not entry.composition.strategies), key=lambda e: e.seconds):
+        heads.setdefault(_plan(space, entry.row), entry)
+    own = (_plan(space, found.row) for found in best[:1])
+    tried = dict.fromkeys((*list(heads)[:SERIALS], *(plan for plan in own if plan in heads)))
+    options: list[tuple[float, int, float, StepInputs]] = []
+    for entry in (heads[plan] for plan in tried):
+        given = step_inputs(request, space, entry.row)
+        seconds, inputs = refiner.dispatched(given, entry.seconds) if refiner else (entry.seconds, given)
+        options.append((seconds, entry.row, entry.bound_s if inputs is given else step_lower_bound_s(inputs), inputs))
+    if not options:
         return None
-    inputs = step_inputs(request, space, plain.row)
+    seconds, row, bound_s, inputs = min(options, key=lambda option: option[:2])
     for found in best:
-        if found.row == plain.row and found.result.inputs == inputs:
+        if not found.result.inputs.composition.strategies and found.result.step_time_s <= seconds * (1 + 1e-9):
             return found
-    return Found(plain.row, plain.bound_s, simulate_step(inputs, ranges=False, models=models))
+    return Found(row, bound_s, simulate_step(inputs, ranges=False, models=models))
+
+
+def _plan(space: Space, row: int) -> tuple[int, ...]:
+    return tuple(int(space.columns[name][row]) for name in PLAN)
 
 
 def _reasons(pruned: Mapping[str, int]) -> str:

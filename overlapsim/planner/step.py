@@ -14,6 +14,7 @@ from overlapsim.planner.found import Found
 from overlapsim.planner.gains import gains_of
 from overlapsim.planner.robust import ROBUST, by_high_end, degrees_of
 from overlapsim.planner.search import PlanRequest, SearchResult, search
+from overlapsim.planner.space import DISPATCHERS
 from overlapsim.planner.step_bound import step_lower_bound_s
 from overlapsim.step.perturb import NONE, Perturbation
 from overlapsim.step.simulate import StepResult, simulate_step
@@ -92,7 +93,7 @@ class StepAnswer:
     ranked : the best plan of each of the best layouts, best first
     serial : the fastest plan without overlap strategies
     pruned : candidates left out, by reason
-    searched, run : candidates looked at, and run in the engine
+    searched, run : candidates looked at, and run in the engine; the others are in `pruned`
     elapsed_s : of the whole answer
     findings : what was asked for and not applied
     gains : what each part of the best plan gains, where it overlaps
@@ -145,6 +146,7 @@ def plan_step(request: PlanRequest, goal: Goal | None = None, progress: Say | No
         plain = min(serials, key=lambda f: _value(f.result, goal))
         same = (entry for group, entry in zip(groups, ranked, strict=True) if group[0] is plain)
         serial = next(same, None) or _ranked(0, plain.result, (), None, request, goal, models)
+    findings += _dispatchers_unused(request, ranked, runs)
     used = [entry.result.inputs.recipe for entry in ranked]
     findings += not_applied(goal.allow, request.cluster.device, used)
     gains: tuple[Gain, ...] = ()
@@ -215,6 +217,18 @@ def _assumed(goal: Goal) -> Iterator[Finding]:
             "perturbation_assumed",
             f"plans are ranked under {ROBUST}: a convention; give what your machine shows with --perturb",
         )
+
+
+def _dispatchers_unused(request: PlanRequest, ranked: Sequence[Ranked], runs: Sequence[SearchResult]) -> list[Finding]:
+    """Say why dispatchers that were asked for are in no plan."""
+    asked = request.axes.dispatcher
+    if asked == DISPATCHERS or any(entry.result.inputs.layout.ep > 1 for entry in ranked):
+        return []
+    why = next((run.refused for run in runs if run.refused), "")
+    if not any(isinstance(layer.mlp, MoE) for layer in request.model.kinds):
+        why = f"{request.model.name} has no experts"
+    why = why or "no plan has ep over 1, so none sends tokens to other GPUs; ask for one with --constraint 'ep>=2'"
+    return [Finding("dispatchers_not_used", f"{', '.join(asked)} asked for and in no plan: {why}")]
 
 
 def _by_layout(found: Sequence[Found], top: int) -> list[list[Found]]:

@@ -13,6 +13,7 @@ from overlapsim.planner.search import PlanRequest, SearchResult, search
 from overlapsim.planner.space import Axes, Constraint
 from overlapsim.step.simulate import simulate_step
 from overlapsim.workload.presets import load_preset
+from overlapsim.workload.recipe import Recipe
 from tests.planner.requests import GPT, MIXED, MOE, ask
 
 NARROW = Axes(zero=(0, 1), recompute=("none",), dp_overlap=("none", "gradients"), sequence_parallel=(True,))
@@ -88,7 +89,7 @@ def _plan(result: SearchResult, found: object) -> tuple[int, ...]:
 
 
 def test_a_plan_is_its_simulated_step() -> None:
-    """Simulated anew it takes as long, fits, and is not below its bound; candidates are all accounted for."""
+    """Simulated anew it takes as long, fits, and is not below its bound."""
     request = SMALL["strategies"]
     result = search(request)
     for found in result.best:
@@ -99,8 +100,46 @@ def test_a_plan_is_its_simulated_step() -> None:
     times = [found.result.step_time_s for found in result.best]
     assert times == sorted(times)
     assert len(layouts(result)) <= request.top
-    late = sum(count for reason, count in result.pruned.items() if reason not in result.space.pruned)
-    assert late + result.num_run == result.num_candidates
+
+
+@pytest.mark.parametrize("exhaustive", [False, True])
+@pytest.mark.parametrize("name", ["strategies", "experts", "little memory"])
+def test_candidates_are_all_accounted_for(name: str, exhaustive: bool) -> None:
+    """Each was run or left out for a reason that is counted once, layouts that are refused whole too."""
+    result = search(replace(SMALL[name], exhaustive=exhaustive))
+    assert result.space.pruned or name == "little memory"
+    assert all(count > 0 for count in result.pruned.values())
+    assert result.num_run + sum(result.pruned.values()) == result.num_candidates
+
+
+def test_dispatchers_that_are_named_are_used() -> None:
+    """One alone is that of the whole search; the best without strategies has the best of those allowed."""
+    rules_ = rules("micro_batch=1", "cp=1", "sp=1", "tp=1", "pp=1", "ep=8")
+    axes = replace(NARROW, dispatcher=("deepep",))
+    request = ask(MOE, batch=8, axes=axes, constraints=rules_)
+    assert request.recipe.dispatcher == "deepep"
+    alone = search(request)
+    assert {found.result.inputs.recipe.dispatcher for found in alone.best} == {"deepep"}
+    several = search(replace(request, recipe=Recipe(), axes=replace(axes, dispatcher=("all_to_all", "deepep"))))
+    assert alone.best_serial is not None and several.best_serial is not None
+    assert several.best_serial.result.inputs.recipe.dispatcher == "deepep"
+    assert several.best_serial.result.step_time_s == alone.best_serial.result.step_time_s
+
+
+def test_a_dispatcher_without_kernels_on_a_machine_leaves_its_layouts_out() -> None:
+    """GPUs without NVLink to all others; what is left has no experts spread."""
+    axes = replace(NARROW, dispatcher=("deepep",))
+    request = replace(
+        ask(MOE, batch=8, axes=axes, constraints=rules("micro_batch=1", "cp=1", "sp=1")),
+        cluster=load_cluster("l40s-pcie8"),
+    )
+    result = search(request)
+    assert {found.result.inputs.layout.ep for found in result.best} == {1}
+    assert "expected a machine with both" in result.refused
+    assert result.pruned["the machine has no kernels of the dispatcher"] > 0
+    assert result.num_run + sum(result.pruned.values()) == result.num_candidates
+    with pytest.raises(PlanError, match="dispatch deepep over"):
+        search(replace(request, constraints=rules("ep=8")))
 
 
 def test_strategies_are_taken_only_where_they_are_faster() -> None:

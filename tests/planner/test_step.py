@@ -9,6 +9,7 @@ import pytest
 
 from overlapsim.errors import PlanError, UsageError
 from overlapsim.hardware.loading import load_cluster
+from overlapsim.hardware.profile import Cluster
 from overlapsim.plan import StepPlan, StepPlanInputs, dump_plan, load_plan
 from overlapsim.planner.search import PlanRequest
 from overlapsim.planner.space import Axes, Constraint
@@ -17,6 +18,7 @@ from overlapsim.planner.step_plan import model_digest, operators_of, replay_step
 from overlapsim.step.perturb import Perturbation
 from overlapsim.step.simulate import simulate_step
 from overlapsim.workload.families import gpt
+from overlapsim.workload.model import ModelSpec
 from tests.step.steps import A100, GPT, MOE
 
 SMALL = Axes(
@@ -126,6 +128,32 @@ def test_a_plan_whose_kernel_refuses_the_perturbation_is_shown_without_a_perturb
     assert "routing=zipf:1" in why and "fused_experts does not apply" in why
     assert serial is not None and serial.perturbed is not None
     assert serial.perturbed.step_time_s > serial.result.step_time_s
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "why"),
+    [
+        (GPT, A100, f"{GPT.name} has no experts"),
+        (MOE, load_cluster("l40s-pcie8"), "expected a machine with both"),
+        (MOE, A100, "no plan has ep over 1"),
+    ],
+    ids=["no experts", "no kernels", "no layout"],
+)
+def test_dispatchers_that_no_plan_uses_are_said(model: ModelSpec, cluster: Cluster, why: str) -> None:
+    axes = replace(SMALL, dispatcher=("deepep",), recompute=("full",))
+    rules = ["pp=4", "cp=1", "sp=1", "tp=1"] + (["ep=1"] if cluster is A100 else [])
+    answer = ask(*rules, model=model, cluster=cluster, axes=axes, top=1)
+    (said,) = [finding.message for finding in answer.findings if finding.code == "dispatchers_not_used"]
+    assert said.startswith("deepep asked for") and why in said
+
+
+def test_a_dispatcher_alone_is_that_of_every_plan() -> None:
+    axes = replace(SMALL, dispatcher=("deepep",), recompute=("none",))
+    answer = ask("ep=8", "cp=1", model=MOE, axes=axes, sequence=2048, top=1)
+    assert answer.serial is not None
+    assert {entry.result.inputs.recipe.dispatcher for entry in (*answer.ranked, answer.serial)} == {"deepep"}
+    assert "dispatchers_not_used" not in {finding.code for finding in answer.findings}
+    assert answer.run + sum(answer.pruned.values()) == answer.searched
 
 
 def test_fp8_is_used_where_it_is_allowed_and_said() -> None:
