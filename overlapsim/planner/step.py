@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
+
 from overlapsim.errors import PlanError, ProfileError, StrategyError, UsageError
 from overlapsim.plan import Finding, Gain, Objective
 from overlapsim.planner.allowed import ALLOWED, changes, multiplying, not_applied
@@ -14,7 +16,7 @@ from overlapsim.planner.found import Found
 from overlapsim.planner.gains import gains_of
 from overlapsim.planner.robust import ROBUST, by_high_end, degrees_of
 from overlapsim.planner.search import PlanRequest, SearchResult, search
-from overlapsim.planner.space import DISPATCHERS
+from overlapsim.planner.space import DISPATCHERS, divisors
 from overlapsim.planner.step_bound import step_lower_bound_s
 from overlapsim.step.perturb import NONE, Perturbation
 from overlapsim.step.simulate import StepResult, simulate_step
@@ -24,6 +26,8 @@ from overlapsim.workload.model import MoE
 ROBUST_LAYOUTS: Final = 4
 """Layouts that are perturbed for each one shown: the fastest undisturbed."""
 TWINS: Final = 3
+FEW: Final = 2
+"""Sizes of pipelines that are so few that a finding says why."""
 Say = Callable[[str], None]
 
 
@@ -129,7 +133,7 @@ def plan_step(request: PlanRequest, goal: Goal | None = None, progress: Say | No
     _check_routing(request, goal.perturbation)
     runs = _search_all(request, goal, say)
     found = sorted((f for run in runs for f in run.best), key=lambda f: _value(f.result, goal))
-    findings = [*_assumed(goal)]
+    findings = [*_assumed(goal), *_even_only(request)]
     perturbed: dict[int, StepResult] = {}
     if goal.objective == "robust":
         found, perturbed, more = by_high_end(found, request, goal.perturbation, models, say)
@@ -217,6 +221,29 @@ def _assumed(goal: Goal) -> Iterator[Finding]:
             "perturbation_assumed",
             f"plans are ranked under {ROBUST}: a convention; give what your machine shows with --perturb",
         )
+
+
+def _even_only(request: PlanRequest) -> Iterator[Finding]:
+    """Say that hardly any pipeline was searched, where layers divide into few and uneven stages were not asked for."""
+    layers, given = request.model.num_layers, request.axes.degrees.get("pp")
+    pipelines = [
+        pp
+        for pp in divisors(request.cluster.num_devices)
+        if pp <= layers
+        and (given is None or pp in given)
+        and all(rule.holds(np.array(pp)) for rule in request.constraints if rule.column == "pp")
+    ]
+    even, uneven = ([pp for pp in pipelines if (layers % pp == 0) is divides] for divides in (True, False))
+    if uneven and len(even) <= FEW and not request.axes.uneven:
+        yield Finding(
+            "even_stages_only",
+            f"{request.model.name} has {layers} layers: only pp {_list(even)} was searched, which divides them; "
+            f"--uneven searches pp {_list(uneven)} as well, with stages that differ by a layer",
+        )
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _dispatchers_unused(request: PlanRequest, ranked: Sequence[Ranked], runs: Sequence[SearchResult]) -> list[Finding]:

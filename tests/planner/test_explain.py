@@ -10,7 +10,7 @@ from overlapsim.planner.explain import KIND_NAMES, advise, exposed_s, label
 from overlapsim.planner.search import PlanRequest
 from overlapsim.planner.step import Goal, Ranked, StepAnswer
 from overlapsim.planner.trials import difference, find_trials, measurements
-from overlapsim.step.categories import KINDS
+from overlapsim.step.categories import COMPUTE_KINDS, KINDS
 from overlapsim.step.simulate import StepResult, simulate_step
 from tests.step.steps import A100, GPT, MODELS, ask
 
@@ -55,6 +55,19 @@ def test_deviations_add_in_quadrature(results: list[StepResult]) -> None:
 def test_a_plan_does_not_differ_from_itself(results: list[StepResult]) -> None:
     gap = difference(results[0], results[0])
     assert (gap.value_s, gap.low_s, gap.high_s) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("over_compute", [0.5, 1.1])
+def test_no_more_is_promised_than_computation_and_hardware_allow(
+    results: list[StepResult], over_compute: float
+) -> None:
+    asked = answer(results)
+    best = results[0]
+    compute = sum(best.breakdown_s[kind] for kind in COMPUTE_KINDS)
+    bound = over_compute * compute
+    ranked = (replace(asked.ranked[0], lower_bound_s=bound), *asked.ranked[1:])
+    (sentence,) = [text for text in advise(replace(asked, ranked=ranked)).why if "at most" in text]
+    assert sentence.endswith(f"would make it {best.step_time_s / max(compute, bound):.2f}x as fast at most")
 
 
 def test_fewer_gpus_count_by_what_they_take() -> None:

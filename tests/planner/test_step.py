@@ -147,6 +147,24 @@ def test_dispatchers_that_no_plan_uses_are_said(model: ModelSpec, cluster: Clust
     assert said.startswith("deepep asked for") and why in said
 
 
+def test_layers_that_hardly_divide_name_uneven_stages() -> None:
+    """Seven layers on eight GPUs: no pipeline but with stages that differ."""
+    odd = gpt(num_layers=7, hidden=1024, num_heads=8, vocabulary=51200, max_positions=2048)
+    rules = ("tp=1", "cp=1", "sp=1", "vpp=1")
+
+    def said(*more: str, uneven: bool = False) -> list[str]:
+        answer = ask(*rules, *more, model=odd, axes=replace(SMALL, uneven=uneven), top=1)
+        return [finding.message for finding in answer.findings if finding.code == "even_stages_only"]
+
+    (hint,) = said()
+    assert "has 7 layers: only pp 1 was searched" in hint and "--uneven searches pp 2, 4 as well" in hint
+    assert said("pp=1") == said(uneven=True) == []
+
+
+def test_layers_that_divide_say_nothing(plain: StepAnswer) -> None:
+    assert "even_stages_only" not in {finding.code for finding in plain.findings}
+
+
 def test_a_dispatcher_alone_is_that_of_every_plan() -> None:
     axes = replace(SMALL, dispatcher=("deepep",), recompute=("none",))
     answer = ask("ep=8", "cp=1", model=MOE, axes=axes, sequence=2048, top=1)
