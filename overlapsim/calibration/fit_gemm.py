@@ -35,11 +35,10 @@ MAX_EVALUATIONS: Final = 80
 # Residual and layer need neighbours; below this a layer of a few points would only repeat their noise.
 LEAST_LAYER_ROWS: Final = 500
 
-# Start, lowest, highest.  The peak of a CPU whose clock and vector units are not known may be many times what it
-# reaches.  Rates of one SM and of L2 are bytes per SM and clock.
+# Start, lowest, highest.  Rates of one SM and of L2 are bytes per SM and clock.
 RANGES: Final[Mapping[str, tuple[float, float, float]]] = {
     "launch_s": (1.5e-6, 0.2e-6, 6e-6),
-    "compute_efficiency": (0.93, 0.02, 1.0),
+    "compute_efficiency": (0.93, 0.35, 1.0),
     "hbm_efficiency": (0.82, 0.5, 1.0),
     "sm_load_bytes_per_s": (160.0, 16.0, 1024.0),
     "fill_s": (1.0e-6, 0.05e-6, 4e-6),
@@ -52,6 +51,8 @@ RANGES: Final[Mapping[str, tuple[float, float, float]]] = {
     "l2_bytes_per_s": (64.0, 8.0, 256.0),
     "reread": (0.4, 0.01, 3.0),
 }
+# Of a peak that is a guess: a CPU whose clock and vector units nobody wrote down may reach a tenth of it.
+GUESSED_PEAK: Final[Mapping[str, tuple[float, float, float]]] = {"compute_efficiency": (0.93, 0.02, 1.0)}
 QUANTISE_RANGES: Final[Mapping[str, tuple[float, float, float]]] = {
     "quantise_launch_s": (4e-6, 0.1e-6, 20e-6),
     "quantise_floor_s": (4e-6, 0.1e-6, 20e-6),
@@ -101,6 +102,9 @@ def fit_gemm(
     _check(rows)
     machine = machine_of(device, dtype)
     ranges = {**RANGES, **(QUANTISE_RANGES if quantised else {}), **(WARM_RANGE if warm else {})}
+    peak = device.sources.get(f"peak_flop_per_s.{dtype}")
+    if peak is not None and peak.layer == "prior":
+        ranges.update(GUESSED_PEAK)
     if launch_s is not None:
         del ranges["launch_s"]
     known = {} if launch_s is None else {"launch_s": launch_s}
