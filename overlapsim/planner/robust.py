@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -11,6 +12,7 @@ from overlapsim.plan import Finding
 from overlapsim.planner.found import Found
 from overlapsim.planner.search import PlanRequest
 from overlapsim.planner.space import DEGREES
+from overlapsim.step.inputs import StepInputs
 from overlapsim.step.perturb import Perturbation
 from overlapsim.step.simulate import StepResult, simulate_step
 
@@ -80,6 +82,40 @@ def by_high_end(
         for reason, count in sorted(refused.items())
     ]
     return [entry for entry, _ in ordered], {id(entry): result for entry, result in ordered}, findings
+
+
+def perturbed_step(
+    inputs: StepInputs, perturbation: Perturbation, models: dict[object, object]
+) -> tuple[StepResult | None, list[Finding]]:
+    """A plan's step perturbed, with ranges, and what is to be said about it.
+
+    Where a kernel of a pair refuses the perturbation (one that takes even
+    rows only), the pairs of as few strategies as can be run one after another.
+
+    Returns
+    -------
+    StepResult or None
+        None where it cannot run so either (finding ``not_perturbed``).
+    list of Finding
+        ``perturbed_serially`` where pairs are not overlapped.
+    """
+    asked, reason = replace(inputs, perturbation=perturbation), ""
+    pairs = inputs.composition.pairs
+    names = sorted({chosen.strategy.name for chosen in pairs.values()})
+    for count in range(len(names) + 1):
+        for dropped in itertools.combinations(names, count):
+            kept = {key: chosen for key, chosen in pairs.items() if chosen.strategy.name not in dropped}
+            try:
+                tried = replace(asked, composition=replace(asked.composition, pairs=kept))
+                found = simulate_step(tried, models=models)
+            except StrategyError as error:
+                reason = reason or str(error)
+                continue
+            if not dropped:
+                return found, []
+            how = f"in the perturbed time what {', '.join(dropped)} overlaps runs one after another"
+            return found, [Finding("perturbed_serially", f"{how}: under {perturbation}, {reason}")]
+    return None, [Finding("not_perturbed", f"no perturbed time: under {perturbation}, {reason}")]
 
 
 def _least_high(kept: Mapping[int, tuple[Found, StepResult]]) -> dict[tuple[object, ...], float]:

@@ -9,12 +9,12 @@ from typing import Final
 
 import numpy as np
 
-from overlapsim.errors import PlanError, ProfileError, StrategyError, UsageError
+from overlapsim.errors import PlanError, ProfileError, UsageError
 from overlapsim.plan import Finding, Gain, Objective
 from overlapsim.planner.allowed import ALLOWED, changes, multiplying, not_applied
 from overlapsim.planner.found import Found
 from overlapsim.planner.gains import gains_of
-from overlapsim.planner.robust import ROBUST, by_high_end, degrees_of
+from overlapsim.planner.robust import ROBUST, by_high_end, degrees_of, perturbed_step
 from overlapsim.planner.search import PlanRequest, SearchResult, search
 from overlapsim.planner.space import DISPATCHERS, divisors
 from overlapsim.planner.step_bound import step_lower_bound_s
@@ -290,11 +290,8 @@ def _ranked(
         )
     findings = [*changes(inputs.recipe, request.recipe), *ranged.findings]
     if perturbed is None and goal.perturbation != NONE:
-        try:
-            perturbed = simulate_step(replace(inputs, perturbation=goal.perturbation), models=models)
-        except StrategyError as error:
-            # A kernel that takes even rows only: the plan itself is as good as before.
-            findings.append(Finding("not_perturbed", f"no perturbed time: under {goal.perturbation}, {error}"))
+        perturbed, said = perturbed_step(inputs, goal.perturbation, models)
+        findings += said
     return Ranked(rank, ranged, bound, perturbed, twins, tuple(findings))
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from overlapsim.errors import PlanError, UsageError
+from overlapsim.errors import PlanError, StrategyError, UsageError
 from overlapsim.hardware.loading import load_cluster
 from overlapsim.hardware.profile import Cluster
 from overlapsim.plan import StepPlan, StepPlanInputs, dump_plan, load_plan
+from overlapsim.planner.robust import perturbed_step
 from overlapsim.planner.search import PlanRequest
 from overlapsim.planner.space import Axes, Constraint
 from overlapsim.planner.step import ROBUST, Goal, StepAnswer, plan_step
@@ -117,17 +118,28 @@ def test_robust_without_a_perturbation_assumes_one_and_says_so() -> None:
     assert "perturbation_assumed" in {finding.code for finding in answer.findings}
 
 
-def test_a_plan_whose_kernel_refuses_the_perturbation_is_shown_without_a_perturbed_time() -> None:
+def test_what_a_kernel_refuses_runs_one_after_another_in_the_perturbed_time(monkeypatch: pytest.MonkeyPatch) -> None:
     axes = replace(SMALL, recompute=("none",), overlap=("library", "strategies"))
     goal = Goal(perturbation=Perturbation.parse("routing=zipf:1"))
     answer = ask("ep=8", "cp=1", model=MOE, axes=axes, sequence=2048, goal=goal, top=1)
     best, serial = answer.ranked[0], answer.serial
     assert "fused_experts" in {chosen.strategy.name for chosen in best.result.inputs.composition.pairs.values()}
-    assert best.perturbed is None
-    (why,) = [finding.message for finding in best.findings if finding.code == "not_perturbed"]
+    (why,) = [finding.message for finding in best.findings if finding.code == "perturbed_serially"]
     assert "routing=zipf:1" in why and "fused_experts does not apply" in why
+    assert best.perturbed is not None and not best.perturbed.inputs.composition.pairs
+    kept = replace(best.result.inputs.composition, pairs={})
+    plain = replace(best.result.inputs, composition=kept, perturbation=goal.perturbation)
+    assert best.perturbed.step_time_s == simulate_step(plain).step_time_s > best.result.step_time_s
     assert serial is not None and serial.perturbed is not None
-    assert serial.perturbed.step_time_s > serial.result.step_time_s
+    assert "perturbed_serially" not in {finding.code for finding in serial.findings}
+
+    def refuse(*_: object, **__: object) -> None:
+        raise StrategyError("not under this")
+
+    monkeypatch.setattr("overlapsim.planner.robust.simulate_step", refuse)
+    perturbed, (said,) = perturbed_step(best.result.inputs, goal.perturbation, {})
+    assert perturbed is None
+    assert (said.code, "not under this" in said.message) == ("not_perturbed", True)
 
 
 @pytest.mark.parametrize(
