@@ -234,6 +234,19 @@ def format_rate(value: float, unit: str) -> str:
     return _format(value, [(prefix + unit, _DECIMAL[prefix]) for prefix in ("P", "T", "G", "M", "k", "")])
 
 
+def format_parameter(name: str, value: object) -> str:
+    """A strategy's parameter for people: bytes with their unit, all else as it is.
+
+    Examples
+    --------
+    >>> format_parameter("bucket_bytes", 26214400.0), format_parameter("pending", 2)
+    ('bucket 25.0 MiB', 'pending 2')
+    """
+    if name.endswith("_bytes") and isinstance(value, int | float):
+        return f"{name.removesuffix('_bytes')} {format_bytes(value)}"
+    return f"{name} {value}"
+
+
 def _format(value: float, units: list[tuple[str, float]]) -> str:
     if value == 0 or not math.isfinite(value):
         return f"{value:g} {units[0][0] if value else units[-1][0]}"

@@ -11,7 +11,7 @@ import msgspec
 from click.core import ParameterSource
 from rich.table import Table
 
-from overlapsim.cli.output import compile_note, console, print_json, together
+from overlapsim.cli.output import compile_note, console, layout_words, print_json, together
 from overlapsim.errors import UsageError
 from overlapsim.hardware.profile import Cluster
 from overlapsim.plan import Finding
@@ -145,7 +145,8 @@ def _batch(given: dict[str, Any]) -> ForwardBatch:
 
 def _show(result: ForwardResult) -> None:
     view, i, memory = console(), result.inputs, result.memory
-    title = f"{i.model.name} on {i.layout.world_size} GPU(s) of {i.cluster.name}: {i.batch.phase} {i.layout}".rstrip()
+    title = f"{i.model.name} on {i.layout.world_size} GPU(s) of {i.cluster.name}: {i.batch.phase} "
+    title = (title + layout_words(i.layout, i.model)).rstrip()
     view.print(f"[bold]{title}[/bold]", highlight=False)
     view.print(
         f"step {format_time(result.time_s)} ({format_time(result.low_s)} .. {format_time(result.high_s)}) for "

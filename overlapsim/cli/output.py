@@ -18,6 +18,9 @@ from overlapsim.plan import Finding
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from overlapsim.workload.layout import Layout
+    from overlapsim.workload.model import ModelSpec
+
 COMPILE_NOTE: Final = "compiling the engine: once after installation, about half a minute"
 NOTE_AFTER_S: Final = 3.0
 
@@ -38,14 +41,38 @@ def table_width(default: int = 120) -> int | None:
 def console(default: int = 120) -> Console:
     """Return a console for tables that leaves a closed pipe to `main`: rich alone would exit with a failure."""
     from rich.console import Console
+    from rich.table import Table
 
     class PipeConsole(Console):
-        """A console without an exit code of its own."""
+        """A console without an exit code of its own; its tables fold words that are too long and cut none."""
+
+        def print(self, *objects: Any, **options: Any) -> None:
+            for table in objects:
+                if isinstance(table, Table):
+                    for column in table.columns:
+                        column.overflow = "fold"
+            super().print(*objects, **options)
 
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
 
     return PipeConsole(soft_wrap=True, width=table_width(default))
+
+
+def layout_words(layout: Layout, model: ModelSpec) -> str:
+    """A layout for a headline: as it is typed, and what degrees of experts were left to a default.
+
+    Examples
+    --------
+    >>> from overlapsim.workload.layout import Layout
+    >>> from overlapsim.workload.presets import load_preset
+    >>> layout_words(Layout(tp=2, ep=4, dp=4), load_preset("mixtral-8x7b"))
+    'tp=2,ep=4,dp=4 (etp=2, as tp)'
+    """
+    from overlapsim.workload.model import MoE
+
+    experts = any(isinstance(layer.mlp, MoE) for layer in model.kinds)
+    return f"{layout} (etp={layout.etp}, as tp)" if experts and layout.etp == layout.tp > 1 else str(layout)
 
 
 def together(findings: Iterable[Finding]) -> list[Finding]:

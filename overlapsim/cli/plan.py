@@ -57,7 +57,7 @@ def words(text: str) -> tuple[str, ...]:
     type=Perturbation.parse,
     default="",
     metavar="KEY=X,..",
-    help="slow=SHARE[@RANK], nvlink=SHARE[@RANK], nic=SHARE[@NODE], jitter, imbalance, seed.",
+    help="slow=SHARE[@RANK], nvlink=SHARE[@RANK], nic=SHARE[@NODE], jitter, imbalance, routing=zipf:S, seed.",
 )
 @click.option("--schedules", type=words, default="", metavar="NAME,..", help=f"Tried: of {', '.join(SCHEDULES)}.")
 @click.option("--dispatchers", type=words, default="", metavar="NAME,..", help=f"Tried: of {', '.join(DISPATCHERS)}.")

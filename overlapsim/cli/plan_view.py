@@ -15,7 +15,7 @@ from overlapsim.cli.simulate_view import LOUD
 from overlapsim.plan import Gain, Prediction, StepCandidate, StepPlan
 from overlapsim.planner.explain import exposed_s
 from overlapsim.planner.step import StepAnswer
-from overlapsim.units import format_bytes, format_time
+from overlapsim.units import format_bytes, format_parameter, format_time
 
 MOST_REASONS: Final = 6
 
@@ -200,7 +200,7 @@ def _strategies(entry: StepCandidate) -> list[str]:
 
 
 def _parameters(parameters: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in parameters.items())
+    return ", ".join(format_parameter(name, value) for name, value in parameters.items())
 
 
 def _gain(gain: Gain) -> str:

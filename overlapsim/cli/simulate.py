@@ -45,7 +45,8 @@ from overlapsim.workload.recompute import Recompute
     "--layout",
     default="",
     metavar="KEY=N,..",
-    help="tp, sp, cp, cp_kind, ep, etp, pp, vpp, dp, zero, hsdp, sequence_parallel; dp follows from the GPUs.",
+    help="tp, sp, cp, cp_kind, ep, etp, pp, vpp, dp, zero, hsdp, sequence_parallel; dp follows from the GPUs, "
+    "etp (tensor parallelism within an expert) is tp where left out.",
 )
 @click.option("--global-batch", type=int, help="Sequences of a step (training).")
 @click.option("--seq", type=int, help="Tokens of a sequence; of a prompt those that the step computes.")

@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from overlapsim.cli.output import console, together
+from overlapsim.cli.output import console, layout_words, together
 from overlapsim.plan import Finding
 from overlapsim.step.simulate import StepResult
 from overlapsim.units import format_bytes, format_rate, format_time
@@ -28,7 +28,7 @@ _KINDS: Final = {
     "exposed_pp": "exposed: pipeline transfers",
     "exposed_dp": "exposed: data parallel",
     "bubble": "waiting for an absent peer (bubble)",
-    "host": "host",
+    "host": "nothing runs (launches, gaps of kernels)",
 }
 
 
@@ -56,7 +56,8 @@ def step_table(result: StepResult) -> None:
     for finding in findings:
         if finding.code in LOUD:
             view.print(f"finding {finding.code}: {finding.message}", style="bold red", highlight=False, markup=False)
-    title = f"{i.model.name} {i.model.dtype} on {i.layout.world_size} GPUs of {i.cluster.name}: {i.layout}"
+    title = f"{i.model.name} {i.model.dtype} on {i.layout.world_size} GPUs of {i.cluster.name}: "
+    title += layout_words(i.layout, i.model)
     view.print(f"[bold]{title}[/bold]", highlight=False)
     for line in _summary(result):
         view.print(line, highlight=False, markup=False)
@@ -67,9 +68,10 @@ def step_table(result: StepResult) -> None:
 
 def _summary(result: StepResult) -> Iterator[str]:
     i = result.inputs
+    each = format_rate(result.tokens_per_s / i.layout.world_size, "tokens/s")
     yield (
         f"step {format_time(result.step_time_s)} ({format_time(result.low_s)} .. {format_time(result.high_s)}), "
-        f"{format_rate(result.tokens_per_s, 'tokens/s')}, {result.tokens_per_s / i.layout.world_size:.4g} a GPU"
+        f"{format_rate(result.tokens_per_s, 'tokens/s')}, {each} a GPU"
     )
     hfu = f", HFU {result.hfu:.1%} with recompute counted" if i.recompute.granularity != "none" else ""
     yield f"MFU {result.mfu:.1%} of the dense {i.model.dtype} peak{hfu}; attention counted under its mask"

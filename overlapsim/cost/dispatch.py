@@ -101,7 +101,7 @@ class DispatchModel:
         if route.sms > cluster.device.num_sms:
             raise LayoutError(
                 f"dispatch {route.method} on {route.sms} SMs and {cluster.device.name} has {cluster.device.num_sms}; "
-                "expected fewer, such as its own number (sms=0)"
+                "expected fewer, or leave sms out for its own number"
             )
         self.cluster, self.route, self.place = cluster, route, place
         self.carried = carried(route, place.ranks, place.nodes)

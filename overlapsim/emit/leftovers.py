@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from overlapsim.emit.base import Subject
+from overlapsim.units import format_parameter
 
 
 def strategies_left(subject: Subject, title: str, taken: Collection[str]) -> Iterator[str]:
@@ -91,4 +92,4 @@ def recompute_left(subject: Subject, title: str, what: str) -> Iterator[str]:
 
 
 def _said(parameters: Mapping[str, Any]) -> str:
-    return f" ({', '.join(f'{key} {value}' for key, value in parameters.items())})" if parameters else ""
+    return f" ({', '.join(format_parameter(key, value) for key, value in parameters.items())})" if parameters else ""

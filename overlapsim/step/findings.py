@@ -142,7 +142,11 @@ def _of_groups(prices: PriceBook, collectives: Iterable[CollectiveOp]) -> Iterat
 def _of_settings(inputs: StepInputs) -> Iterator[Finding]:
     stack = launch_stack(inputs.stack, inputs.cluster.device)
     if not stack.host_s:
-        message = "no host time between kernels (a CUDA graph); eager frameworks take 5 to 40 us a kernel: name yours"
+        start, gap = format_time(stack.start_s), format_time(stack.node_s)
+        message = (
+            f"no host time a kernel (a CUDA graph: {start} to start one, {gap} between kernels); "
+            "eager frameworks take 5 to 40 us a kernel: name yours"
+        )
         yield Finding("launch_assumed", f"launch stack {inputs.stack!r}: {message}")
     elif stack.spread.origin == "prior":
         message = f"{format_time(stack.host_s)} of host time a kernel, a prior ({stack.source.reference})"

@@ -69,7 +69,13 @@ def routing_findings(inputs: StepInputs) -> Iterator[Finding]:
             f"imbalance={perturbation.imbalance:g}: experts of one of {inputs.layout.ep} ranks get at most {most:g} "
         )
         yield Finding("imbalance_beyond_routing", message + "times the even share, since a token picks different ones")
-    if perturbation.routing.even:
+    if perturbation.routing.even and perturbation.imbalance > 1:
+        message = (
+            f"the fullest of {inputs.layout.ep} expert ranks has {perturbation.imbalance:g} times the even share, as "
+            "asked, and sets the pace; that it does in every layer is assumed"
+        )
+        yield Finding("routing_assumed", message)
+    elif perturbation.routing.even:
         yield Finding("routing_assumed", "every expert gets the same number of tokens; the fullest rank sets the pace")
     else:
         placed = " (the most wanted on one rank)" if perturbation.routing.kind == "zipf" else ""

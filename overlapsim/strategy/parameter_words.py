@@ -14,6 +14,8 @@ EXAMPLE_TILE: Final = (128, 256, 64)
 EXAMPLE_WHOLE: Final = 4
 EXAMPLE_ROWS: Final = 1024
 """Of what may be counted in millions, such as rows."""
+EXAMPLE_SMS: Final = 16
+"""Of those that only communicate; an example, not advice."""
 MANY: Final = 10**6
 EXAMPLE_NUMBER: Final = 40e6
 
@@ -107,7 +109,8 @@ def _example(name: str, kind: Any) -> Any:
     if typing.get_origin(plain) is tuple:
         return (EXAMPLE_WHOLE, EXAMPLE_WHOLE)
     if plain is int:
-        usual = EXAMPLE_ROWS if limits.le is not None and limits.le >= MANY else EXAMPLE_WHOLE
+        many = limits.le is not None and limits.le >= MANY
+        usual = EXAMPLE_SMS if name.endswith("_sms") else EXAMPLE_ROWS if many else EXAMPLE_WHOLE
         least = usual if limits.ge is None else max(limits.ge, usual)
         return least if limits.le is None else min(least, limits.le)
     return EXAMPLE_NUMBER if plain is float else "word"

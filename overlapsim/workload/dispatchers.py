@@ -24,6 +24,8 @@ _METHODS: Final[Mapping[str, RouteMethod]] = {
     "hybrid_ep": "hybrid_ep",
 }
 
+_OWN: Final = {"sms": "a dispatcher has its own number", "node_limit": "the model's router has its own limit, or none"}
+
 
 @dataclass(frozen=True)
 class DispatchOptions:
@@ -83,6 +85,9 @@ def parse_dispatch(text: str) -> tuple[Dispatcher, DispatchOptions]:
             raise WorkloadError(f"{pair!r} in dispatch {text!r}; expected key=value, each of {', '.join(keys)} once")
         if key in ("node_limit", "sms"):
             values[key] = value if (number := whole_number(value)) is None else number
+            if number == 0:
+                own = f"expected at least 1, or leave {key} out: {_OWN[key]}"
+                raise WorkloadError(f"{key} is 0 in dispatch {text!r}; {own}")
         else:
             values[key] = {"true": True, "false": False}.get(value, value) if key == "balanced" else value
     return name, DispatchOptions(**values)  # type: ignore[return-value, arg-type]

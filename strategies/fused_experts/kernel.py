@@ -114,9 +114,12 @@ def staged(work: GroupedGemmOp, chain: Chain, parameters: Mapping[str, Any]) -> 
     Raises
     ------
     StrategyError
-        If there are more stages than the order has.
+        If there is no such tile, or there are more stages than the order has.
     """
     (bm, bn), stages, order = tuple(parameters["tile"]), int(parameters["stages"]), parameters.get("order", "ranks")
+    if (bm, bn) not in TILES:
+        known = ", ".join(f"{rows}x{columns}" for rows, columns in TILES)
+        raise StrategyError(f"tile is {bm}x{bn}; expected one that the grouped kernel has: {known}")
     most = most_stages(work, chain.collective.ranks, order, bn)
     if not 1 <= stages <= most:
         raise StrategyError(f"stages is {stages}; expected 1 to {most} in the order of {order}")

@@ -75,6 +75,27 @@ def test_for_people(capsys) -> None:
     assert sum(shares) == pytest.approx(100, abs=1.0)
 
 
+def test_what_the_layout_leaves_to_a_default_is_said(capsys) -> None:
+    _, out, _ = run(capsys, f"{EXPERTS} --layout tp=2,ep=4,dp=4")
+    assert "tp=2,ep=4,dp=4 (etp=2, as tp)" in out
+    _, out, _ = run(capsys, f"{EXPERTS} --layout tp=2,ep=4,etp=1,dp=4")
+    assert "(etp" not in out
+
+
+def test_a_graph_has_gaps_and_no_host_time_a_kernel(capsys) -> None:
+    _, out, _ = run(capsys, f"{EXPERTS} --overlap step=operator_order")
+    assert "nothing runs (launches, gaps of kernels)" in out
+    assert "no host time a kernel (a CUDA graph: 8.00 us to start one" in out
+    assert "ktokens/s a GPU" in out
+
+
+def test_narrow_tables_cut_no_words(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    _, out, _ = run(capsys, SMALL)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in out
+    assert "exposed: pipeline" in out and "transfers" in out
+
+
 def test_one_stage_has_one_column_and_no_pipeline(capsys) -> None:
     code, out, _ = run(capsys, "gpt2-126m --cluster a100-sxm8 --layout dp=1 --global-batch 8 --seq 1024")
     assert code == 0
@@ -387,6 +408,8 @@ def test_dispatchers_and_routing_of_a_file(capsys, tmp_path: Path) -> None:
         ("--stage-layers " + "9" * 5000, "whole numbers"),
         ("--dispatch deepep:sms=" + "9" * 5000, "whole number"),
         ("--dispatch deepep:sms=200", "132"),
+        ("--dispatch deepep:sms=0", "expected at least 1, or leave sms out"),
+        ("--dispatch deepep:node_limit=0", "expected at least 1, or leave node_limit out"),
         ("--perturb routing=counts:1:2", "2 recorded counts and 128 experts"),
         ("--queues 0", "0 hardware queues"),
     ],

@@ -289,7 +289,8 @@ def test_imbalance_multiplies_the_rows_of_the_fullest_rank() -> None:
 def test_imbalance_without_experts_is_said() -> None:
     for asked in ("imbalance=2", "routing=zipf:1"):
         assert [f.code for f in routing_findings(step(GPT, "dp=16", asked, batch=16))] == ["imbalance_not_applied"]
-    assert [f.code for f in routing_findings(step(MOE, "dp=16", "imbalance=2", batch=16))] == ["routing_assumed"]
+    codes = [f.code for f in routing_findings(step(MOE, "dp=16", "imbalance=2", batch=16))]
+    assert codes == ["imbalance_beyond_routing", "routing_assumed"], "one rank has all experts"
 
 
 def test_a_perturbed_breakdown_sums_to_the_step() -> None:

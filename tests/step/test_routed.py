@@ -110,6 +110,8 @@ def test_capacity_of_a_device_keeps_more_than_that_of_an_expert_and_bounds_the_s
 def test_findings() -> None:
     assert [f.code for f in routing_findings(step())] == ["routing_assumed"]
     assert [f.code for f in routing_findings(step("routing=zipf:0"))] == ["routing_assumed"]
+    (asked,) = routing_findings(step("imbalance=1.3"))
+    assert "1.3 times the even share" in asked.message and "same number" not in asked.message
     assert [f.code for f in routing_findings(step("routing=zipf:1", dispatch="deepep:dtype=fp8"))] == [
         "routing_skewed",
         "accuracy_affecting",

@@ -288,6 +288,7 @@ def test_parameters_are_checked() -> None:
         (exchange, {"order": "columns"}),
         (scatter, {"order": "experts"}),
         (scatter, {"tile": (128, 128, 64)}),
+        (scatter, {"tile": (4, 4)}),
     ):
         with pytest.raises(StrategyError):
             build(STRATEGY, here, {**good, **wrong})
