@@ -35,7 +35,7 @@ KIND_NAMES: Final[Mapping[str, str]] = {
     "exposed_pp": "exposed pipeline transfers",
     "exposed_dp": "exposed data-parallel traffic",
     "bubble": "the pipeline bubble",
-    "host": "host time",
+    "host": "launches and gaps of kernels",
 }
 _GROUP_KINDS: Final = {"tp": ("tp", "etp"), "sp": ("sp",), "ep": ("ep", "etp_ep"), "cp": ("cp",)}
 
