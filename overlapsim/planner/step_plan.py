@@ -49,7 +49,8 @@ def model_digest(model: ModelSpec) -> str:
 
 def to_step_plan(answer: StepAnswer, inputs: StepPlanInputs, provenance: Mapping[str, str]) -> StepPlan:
     """Write down an answer: the plans with settings, predictions and bounds, and what is to be said about them."""
-    shared = [f for f in answer.ranked[0].findings if all(f in entry.findings for entry in answer.ranked)]
+    every = answer.ranked if answer.serial is None else (*answer.ranked, answer.serial)
+    shared = [f for f in answer.ranked[0].findings if all(f in entry.findings for entry in every)]
     best, *others = (candidate(entry, shared) for entry in answer.ranked)
     return StepPlan(
         kind="step",
