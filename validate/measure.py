@@ -75,7 +75,11 @@ class Timing:
 
 
 def pooled(timings: Sequence[Timing]) -> Timing:
-    """One timing of several of the same work: medians of their figures, all their repeats."""
+    """One timing of several of the same work: medians of their figures, all their repeats.
+
+    Rounds that were spoilt (clock held down, the other one ended before) count only where all were.
+    """
+    timings = [timing for timing in timings if timing.whole and not timing.throttled] or timings
 
     def middle(name: str) -> float:
         return float(np.median([getattr(timing, name) for timing in timings]))

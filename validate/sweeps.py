@@ -98,29 +98,48 @@ def _sweep(
 
 
 def sweep_contention(
-    sampler: Sampler, shapes: Iterable[Shape], kinds: Iterable[str], dtype: str, file: RecordFile, budget: Budget
+    sampler: Sampler,
+    shapes: Iterable[Shape],
+    kinds: Iterable[str],
+    dtype: str,
+    file: RecordFile,
+    budget: Budget,
+    rounds: int = 1,
 ) -> None:
-    """Time GEMMs beside collectives of their output's size, and the other way round."""
-    kinds = tuple(kinds)
-    for shape in shapes:
-        for kind in kinds:
-            m, n, k = shape
-            part = CollectivePart.on(sampler.ranks, kind, m * n * dtype_bytes(dtype), dtype)
-            gemm = GemmPart(sampler.ranks, *shape, dtype)
-            beside = Record("gemm", "gemm", 1.0, m=m, n=n, k=k, dtype=dtype, concurrent=kind)
-            values = {name: getattr(part.like, name) for name in ("size_bytes", "dtype", "ranks", "nodes", "in_place")}
-            flow = Record("collective", kind, 1.0, concurrent="gemm", **values)
-            label = f"gemm {m}x{n}x{k} beside {kind}"
-            if not _wanted(sampler, beside, file, budget, label):
-                continue
-            with sampler.ranks.guarded(label):
-                part.check()
-            alone = _take(sampler, gemm.run, gemm.like, file, budget, f"{label}: gemm alone")
-            alone_flow = _take(sampler, part.run, part.like, file, budget, f"{label}: {kind} alone")
-            solo = (alone.median_s, alone_flow.median_s)
-            _keep(sampler, timed(beside, gemm_beside(sampler, gemm, part, solo)), file, budget, label)
-            told = f"{kind} beside gemm {m}x{n}x{k}"
-            _keep(sampler, timed(flow, collective_beside(sampler, gemm, part, solo)), file, budget, told)
+    """Time GEMMs beside collectives of their output's size, and the other way round; in rounds as GEMMs are."""
+    shapes, kinds = tuple(shapes), tuple(kinds)
+    timings: dict[str, list[Timing]] = defaultdict(list)
+
+    def keep(like: Record, timing: Timing, label: str) -> float:
+        timings[label].append(timing)
+        return _keep(sampler, timed(like, pooled(timings[label])), file, budget, label).median_s
+
+    wanted: set[str] = set()
+    for number in range(rounds):
+        for shape in shapes:
+            for kind in kinds:
+                m, n, k = shape
+                part = CollectivePart.on(sampler.ranks, kind, m * n * dtype_bytes(dtype), dtype)
+                gemm = GemmPart(sampler.ranks, *shape, dtype)
+                beside = Record("gemm", "gemm", 1.0, m=m, n=n, k=k, dtype=dtype, concurrent=kind)
+                names = ("size_bytes", "dtype", "ranks", "nodes", "in_place")
+                values = {name: getattr(part.like, name) for name in names}
+                flow = Record("collective", kind, 1.0, concurrent="gemm", **values)
+                label = f"gemm {m}x{n}x{k} beside {kind}"
+                if number and (label not in wanted or _over(sampler, budget)):
+                    continue
+                if not number and not _wanted(sampler, beside, file, budget, label):
+                    continue
+                wanted.add(label)
+                with sampler.ranks.guarded(label):
+                    part.check()
+                alone = f"{label}: gemm alone", f"{label}: {kind} alone"
+                solo = (
+                    keep(gemm.like, sampler.time(gemm.run, alone[0]), alone[0]),
+                    keep(part.like, sampler.time(part.run, alone[1]), alone[1]),
+                )
+                keep(beside, gemm_beside(sampler, gemm, part, solo), label)
+                keep(flow, collective_beside(sampler, gemm, part, solo), f"{kind} beside gemm {m}x{n}x{k}")
 
 
 def _over(sampler: Sampler, budget: Budget) -> bool:
@@ -136,12 +155,6 @@ def _wanted(sampler: Sampler, like: Record, file: RecordFile, budget: Budget, la
     if over_first and not kept_first:
         budget.tell(f"left out, the time budget is used up: {label}", ranks.is_first)
     return not (kept_first or over_first)
-
-
-def _take(
-    sampler: Sampler, run: Callable[[], None], like: Record, file: RecordFile, budget: Budget, label: str
-) -> Record:
-    return _keep(sampler, timed(like, sampler.time(run, label)), file, budget, label)
 
 
 def _keep(sampler: Sampler, record: Record, file: RecordFile, budget: Budget, label: str) -> Record:

@@ -30,7 +30,8 @@ def test_rounds_pool_to_the_median_of_their_figures_and_all_repeats() -> None:
     timing = pooled(rounds)
     assert (timing.median_s, timing.repeats) == (pytest.approx(1.1), 33)
     assert timing.p10_s == pytest.approx(rounds[2].p10_s), "a disturbed round moves nothing"
-    assert pooled([replace(rounds[0], throttled=True), rounds[1]]).throttled
+    assert pooled([replace(rounds[0], throttled=True), rounds[1]]) == rounds[1]
+    assert not pooled([replace(rounds[0], whole=False)]).whole
 
 
 # Distance of the percentiles at which the median of 20 normal samples is known to a tenth.

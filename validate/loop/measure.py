@@ -44,7 +44,7 @@ def measure_parts(ranks: Ranks, folder: Path, time_budget: float, repeats: int =
     file = RecordFile(folder / RECORDS, header_of(ranks), writes=ranks.is_first)
     sampler = Sampler(ranks, Sampling(repeats=repeats, warmup_s=WARMUP_S, patience_s=PATIENCE_S))
     # The most telling first: a budget that ends early then costs accuracy, not a whole part.
-    sweep_contention(sampler, sizes.BESIDE_SHAPES, sizes.KINDS, sizes.DTYPE, file, budget)
+    sweep_contention(sampler, sizes.BESIDE_SHAPES, sizes.KINDS, sizes.DTYPE, file, budget, COLLECTIVE_ROUNDS)
     _kernels(sampler, folder, budget)
     sweep_collectives(sampler, sizes.KINDS, sizes.SIZES, sizes.DTYPE, file, budget, COLLECTIVE_ROUNDS)
     sweep_gemms(sampler, far_apart(sizes.GEMM_SHAPES), sizes.DTYPE, file, budget, GEMM_ROUNDS)
