@@ -88,7 +88,7 @@ class Forwards:
             if shift is not None:
                 family, end = shift
                 host_s *= getattr(stack.spread, end) if family == "launch" else 1.0
-                moved = prices.at(family, end)  # type: ignore[arg-type]
+                moved = prices.at(family, end)
             context = Context(graph, moved)
             piece = simulate_piece(context, Composition(pairs=chosen), launch_s=host_s, hosts=stack)
             return piece.duration_s * inputs.model.num_layers

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from overlapsim.accuracy.value_file import Figure
+from overlapsim.cost.base import Family
 from overlapsim.errors import CalibrationError
+from overlapsim.step.simulate import ENDS, FAMILIES
 
-FAMILIES: Final = ("gemm", "attention", "memory", "collective", "launch")
-ENDS: Final[tuple[Literal["low", "high"], ...]] = ("low", "high")
-Shift = tuple[str, str] | None
+Shift = tuple[Family, Literal["low", "high"]] | None
 """A cost family at one end of its range; None: all at their middle."""
-SHIFTS: Final[tuple[tuple[str, str], ...]] = tuple(itertools.product(FAMILIES, ENDS))
+SHIFTS: Final[tuple[tuple[Family, Literal["low", "high"]], ...]] = tuple(itertools.product(FAMILIES, ENDS))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-from overlapsim.accuracy.moe_rows import ENDS, SHIFTS, Predicted, Shift, check_keys
+from overlapsim.accuracy.moe_rows import SHIFTS, Predicted, Shift, check_keys
 from overlapsim.accuracy.moe_systems import CLUSTERS, MODELS, SEQUENCE, fits, model_spec, step_inputs
 from overlapsim.accuracy.value_file import Figure
 from overlapsim.engine import compiled
@@ -76,10 +76,7 @@ def points(inputs: StepInputs, *, ranges: bool = True) -> dict[Shift, Point]:
     prices, schedule = step_prices(inputs), step_schedule(inputs)
     copies, found = replicas(inputs)[0], dict[Shift, Point]()
     for shift in (None, *(SHIFTS if ranges else ())):
-        moved = prices
-        if shift is not None:
-            family, end = shift
-            moved = prices.at(family, ENDS[ENDS.index("low" if end == "low" else "high")])  # type: ignore[arg-type]
+        moved = prices if shift is None else prices.at(*shift)
         program = assemble(inputs, moved, schedule, copies)
         timeline = compiled.run(program.program, contention=inputs.contention)
         raise_if_deadlocked(timeline)

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Final, Literal
 
-from overlapsim.cost.base import Family
 from overlapsim.cost.launch import STACKS, LaunchStack, launch_stack
 from overlapsim.cost.prices import PriceBook
 from overlapsim.errors import LayoutError, StrategyError, UsageError
@@ -19,6 +17,7 @@ from overlapsim.step.categories import KINDS
 from overlapsim.step.machine import machine_prices
 from overlapsim.step.piece_setting import setting_of
 from overlapsim.step.routed import dispatch_findings
+from overlapsim.step.simulate import ENDS, FAMILIES
 from overlapsim.strategy.base import Context
 from overlapsim.strategy.chains import is_gemm
 from overlapsim.strategy.compatibility import check_compatible
@@ -36,9 +35,6 @@ from overlapsim.workload.routing import UNIFORM, Routing
 from overlapsim.workload.serving import ForwardBatch, ServingGraphs, kv_cache_bytes
 from overlapsim.workload.stage_weights import stage_parameters
 from overlapsim.workload.stages import chunk_layers
-
-FAMILIES: Final[tuple[Family, ...]] = ("gemm", "attention", "memory", "collective", "launch")
-ENDS: Final[tuple[Literal["low", "high"], ...]] = ("low", "high")
 
 
 @dataclass(frozen=True)
